@@ -1,0 +1,122 @@
+"""The measured points of a profile: one cell per shape that was timed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from costmodel.errors import ProfileError
+
+STAGES = ("draft", "select", "commit")
+
+
+@dataclass(frozen=True)
+class VerifyCell:
+    """Seconds of one target forward over `verify_tokens` rows in all (roots included) at one context and batch.
+
+    `seconds` is the median, or for a bimodal point the median of its larger mode; `low_seconds` and `high_seconds` are
+    the 10th and 90th percentile, None where unknown. `num_samples` is 0 where nothing was sampled here (published tables).
+    """
+
+    verify_tokens: int
+    context_tokens: int
+    num_requests: int
+    seconds: float
+    low_seconds: float | None = None
+    high_seconds: float | None = None
+    num_samples: int = 0
+    flags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_cell(self, {"verify_tokens": 1, "context_tokens": 0, "num_requests": 1})
+        if not self.seconds > 0:
+            raise ProfileError(f"verify cell has seconds {self.seconds!r}, expected a positive number")
+
+
+@dataclass(frozen=True)
+class StageCell:
+    """Seconds of one draft, select or commit; `size` is the block size, the number of nodes or of committed tokens."""
+
+    stage: str
+    size: int
+    context_tokens: int
+    num_requests: int
+    seconds: float
+    low_seconds: float | None = None
+    high_seconds: float | None = None
+    num_samples: int = 0
+    flags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.stage not in STAGES:
+            raise ProfileError(f"stage is {self.stage!r}, expected one of {', '.join(STAGES)}")
+        _check_cell(self, {"size": 0, "context_tokens": 0, "num_requests": 1})
+        if not self.seconds >= 0:
+            raise ProfileError(f"{self.stage} cell has seconds {self.seconds!r}, expected a number that is not negative")
+
+
+Cell = TypeVar("Cell", VerifyCell, StageCell)
+
+
+def _check_cell(cell: VerifyCell | StageCell, minimums: Mapping[str, int]) -> None:
+    for name, least in minimums.items():
+        value = getattr(cell, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ProfileError(f"cell has {name} {value!r}, expected an integer of at least {least}")
+    for name in ("seconds", "low_seconds", "high_seconds"):
+        value = getattr(cell, name)
+        if value is None and name != "seconds":
+            continue
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+            raise ProfileError(f"cell has {name} {value!r}, expected a finite number")
+
+
+def cell_from_dict(kind: type[Cell], document: Mapping[str, Any]) -> Cell:
+    """A cell from its JSON object. Raises ProfileError on unknown, missing or impossible fields."""
+    known = {field.name for field in fields(kind)}
+    unknown = sorted(set(document) - known)
+    if unknown:
+        raise ProfileError(f"cell has unknown fields: {', '.join(unknown)}")
+    values = dict(document)
+    values["flags"] = tuple(str(flag) for flag in values.get("flags", ()))
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ProfileError(f"cell lacks fields: {error}") from error
+
+
+def cell_to_dict(cell: VerifyCell | StageCell) -> dict[str, Any]:
+    """The JSON object of a cell, without what is unknown or empty."""
+    document = {field.name: getattr(cell, field.name) for field in fields(cell)}
+    return {key: list(value) if key == "flags" else value for key, value in document.items() if value not in (None, ())}
+
+
+def cells_to_grids(cells: list[VerifyCell]) -> list[dict[str, Any]]:
+    """Cells that carry nothing but seconds, as one compact object per batch and set of sizes."""
+    rows: dict[tuple[int, int], dict[int, float]] = {}
+    for cell in cells:
+        rows.setdefault((cell.num_requests, cell.context_tokens), {})[cell.verify_tokens] = cell.seconds
+    grids: dict[tuple[int, tuple[int, ...]], dict[str, list[float]]] = {}
+    for (requests, context), row in sorted(rows.items()):
+        sizes = tuple(sorted(row))
+        grids.setdefault((requests, sizes), {})[str(context)] = [row[size] for size in sizes]
+    return [
+        {"num_requests": requests, "verify_tokens": list(sizes), "seconds_by_context_tokens": seconds}
+        for (requests, sizes), seconds in grids.items()
+    ]
+
+
+def cells_from_grid(grid: Mapping[str, Any]) -> list[VerifyCell]:
+    """The cells of one compact object. Raises ProfileError where lengths differ."""
+    cells = []
+    try:
+        sizes, requests = grid["verify_tokens"], grid.get("num_requests", 1)
+        for context, seconds in grid["seconds_by_context_tokens"].items():
+            if len(seconds) != len(sizes):
+                raise ProfileError(f"verify_grid at context {context} has {len(seconds)} seconds for {len(sizes)} sizes")
+            cells += [VerifyCell(size, int(context), requests, value) for size, value in zip(sizes, seconds, strict=True)]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ProfileError(f"verify_grid is malformed: {error!r}") from error
+    return cells

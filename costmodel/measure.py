@@ -1,0 +1,169 @@
+"""Timing a backend honestly: interleaved rounds, warm-up dropped, a reference point to catch drift, everything kept."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from costmodel.aggregate import build_profile
+from costmodel.backend import Backend
+from costmodel.errors import MeasurementError, RowsMismatch
+from costmodel.partial import Sample, SampleLog
+from costmodel.plan import MeasurePlan, Shape
+from costmodel.profile import Profile
+
+Clock = Callable[[], float]
+Progress = Callable[..., None]
+
+
+def profile_backend(
+    backend: Backend,
+    plan: MeasurePlan | None = None,
+    *,
+    partial_path: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+    clock: Clock = time.perf_counter,
+) -> Profile:
+    """Time every shape of `plan` on `backend` and return the profile of medians.
+
+    Each round visits every place (context, batch) in random order and times every shape there once, in random order; the
+    first pass of a process is warm-up and is dropped. With `partial_path` every sample is on disk before the next one
+    and a later call with the same identity and grid goes on; the caller deletes that file when the profile is saved.
+    `progress(steps, note)` is called once per timed call; `clock()` returns seconds. Raises RowsMismatch where the
+    backend executes another number of rows, nodes or tokens than asked.
+    """
+    plan = plan or MeasurePlan()
+    log = SampleLog(partial_path, plan.key(backend.identity))
+    try:
+        session = _Session(backend, plan, log, progress or _silent, clock)
+        session.run()
+    finally:
+        log.close()
+    return build_profile(backend.identity, plan, log.samples, session.notes)
+
+
+def num_steps(plan: MeasurePlan) -> int:
+    """How many times `progress` is called at most: one warm-up pass and `max_rounds` rounds, with a drafter."""
+    per_round = sum(len(plan.shapes(context, requests)) for context, requests in plan.places())
+    return per_round * (plan.max_rounds + 1)
+
+
+def _silent(steps: float = 1, note: str = "") -> None:
+    pass
+
+
+class _Session:
+    """One process's share of the work: the state that all rounds need."""
+
+    def __init__(self, backend: Backend, plan: MeasurePlan, log: SampleLog, progress: Progress, clock: Clock) -> None:
+        self.backend = backend
+        self.plan = plan
+        self.log = log
+        self.progress = progress
+        self.clock = clock
+        self.done = {(sample.round_index, sample.shape) for sample in log.samples if sample.role == "grid"}
+        self.has_drafter = True
+        self.notes: list[str] = []
+
+    def run(self) -> None:
+        """Warm up, then time rounds until the plan is met or its time is over."""
+        started = self.clock()
+        if self.log.num_resumed:
+            self.notes.append(f"{self.log.num_resumed} samples are from an earlier run that was interrupted")
+        first = self._first_open_round()
+        if first is None:
+            return
+        self._warm_up()
+        for index in range(first, self.plan.max_rounds):
+            deadline = started + self.plan.max_seconds if index >= self.plan.min_rounds else float("inf")
+            if not self._round(index, deadline):
+                limit = f"{self.plan.max_seconds:g} s had passed"
+                self.notes.append(f"stopped after {index} of {self.plan.max_rounds} rounds: {limit}")
+                return
+
+    def _first_open_round(self) -> int | None:
+        """The first round with a shape not yet timed; None where an earlier run finished the plan."""
+        if any(shape.stage == "verify" for _, shape in self.done) and not any(shape.stage == "draft" for _, shape in self.done):
+            self.has_drafter = self._drafts(self.plan.places()[0])
+        for index in range(self.plan.max_rounds):
+            if any((index, shape) not in self.done for place in self.plan.places() for shape in self._shapes(place)):
+                return index
+        return None
+
+    def _drafts(self, place: tuple[int, int]) -> bool:
+        self.backend.prepare(*place)
+        return self.backend.draft() > 0
+
+    def _shapes(self, place: tuple[int, int]) -> list[Shape]:
+        return self.plan.shapes(*place, has_drafter=self.has_drafter)
+
+    def _warm_up(self) -> None:
+        """Run every shape once and drop it; also learns whether there is a drafter."""
+        for place in self.plan.places():
+            self.has_drafter = self._drafts(place)
+            for shape in self._shapes(place):
+                self._time(shape)
+                self.progress(1, f"warm-up, context {place[0]}")
+
+    def _round(self, index: int, deadline: float) -> bool:
+        """Time every open shape once; False where the deadline cut the round short between two places."""
+        random = np.random.default_rng([self.plan.seed, index])
+        if self.clock() > deadline:
+            return False
+        self._reference(index)
+        for place_index in random.permutation(len(self.plan.places())):
+            place = self.plan.places()[int(place_index)]
+            shapes = self._shapes(place)
+            open_shapes = [shapes[int(i)] for i in random.permutation(len(shapes)) if (index, shapes[int(i)]) not in self.done]
+            if not open_shapes:
+                continue
+            if self.clock() > deadline:
+                return False
+            self.backend.prepare(*place)
+            self._time(Shape("verify", self.plan.reference.size, *place))  # the first call after a new cache is not typical
+            for shape in open_shapes:
+                self._keep(index, "grid", shape)
+                self.progress(1, f"round {index + 1} of {self.plan.max_rounds}, context {place[0]}")
+        self._reference(index)
+        return True
+
+    def _reference(self, index: int) -> None:
+        reference = self.plan.reference
+        self.backend.prepare(reference.context_tokens, reference.num_requests)
+        self._time(reference)
+        self._keep(index, "reference", reference)
+
+    def _keep(self, index: int, role: str, shape: Shape) -> None:
+        executed, seconds = self._time(shape)
+        self.log.append(Sample(index, role, shape, executed, seconds))
+
+    def _time(self, shape: Shape) -> tuple[int, float]:
+        """What one call executed, and its seconds from an idle device to an idle device."""
+        call = {"verify": self.backend.verify, "select": self.backend.select, "commit": self.backend.commit}.get(shape.stage)
+        self.backend.synchronize()
+        started = self.clock()
+        executed = self.backend.draft() if call is None else call(shape.size)
+        self.backend.synchronize()
+        seconds = self.clock() - started
+        self._check(shape, int(executed))
+        if seconds < 0 or (shape.stage == "verify" and not seconds > 0):
+            raise MeasurementError(f"the clock says that {shape} took {seconds} s")
+        return int(executed), seconds
+
+    def _check(self, shape: Shape, executed: int) -> None:
+        unit = {"verify": "rows", "draft": "block size", "select": "nodes", "commit": "tokens"}[shape.stage]
+        pads = shape.stage == "verify" and self.backend.identity.mode in ("captured", "padded")
+        fits = {
+            "verify": executed == shape.size or (pads and executed > shape.size),
+            "draft": executed > 0,
+            "select": 0 <= executed <= shape.size,
+            "commit": executed == shape.size,
+        }[shape.stage]
+        if not fits:
+            raise RowsMismatch(
+                f"{shape.stage} was asked for {shape.size} {unit} at context {shape.context_tokens} and executed {executed}",
+                hint="the backend must execute what it is asked for, or declare identity.mode captured or padded",
+            )

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from costmodel.clitools import TreebudgetGroup, emit_json, json_option, progress, quiet_option
+from profiles.errors import TreebudgetError, UsageError
+
+
+@click.group(cls=TreebudgetGroup)
+def main() -> None:
+    """A group."""
+
+
+@main.command()
+@click.argument("what")
+def fail(what: str) -> None:
+    raise {
+        "library": TreebudgetError("it broke", hint="mend it"),
+        "usage": UsageError("wrong question"),
+        "file": FileNotFoundError(2, "No such file", "gone.json"),
+        "interrupt": KeyboardInterrupt(),
+        "bug": ZeroDivisionError(),
+    }[what]
+
+
+@main.command()
+@json_option
+@quiet_option
+def work(as_json: bool, quiet: bool) -> None:
+    with progress("working", 3, quiet) as advance:
+        for _ in range(3):
+            advance(1, note="step")
+    emit_json({"a": np.float64(1.5), "b": np.arange(2), "c": float("nan"), "d": (True, None), "json": as_json})
+
+
+@pytest.mark.parametrize(("what", "code"), [("library", 1), ("usage", 2), ("file", 1), ("interrupt", 130)])
+def test_errors_become_messages_and_exit_codes(what, code):
+    result = CliRunner().invoke(main, ["fail", what])
+    assert result.exit_code == code and result.stdout == "" and "Traceback" not in result.stderr
+    assert ("hint: mend it" in result.stderr) == (what == "library")
+
+
+def test_a_bug_keeps_its_traceback():
+    assert isinstance(CliRunner().invoke(main, ["fail", "bug"]).exception, ZeroDivisionError)
+
+
+def test_one_json_document_on_stdout_and_progress_on_stderr():
+    result = CliRunner().invoke(main, ["work", "--json"])
+    assert json.loads(result.stdout) == {"a": 1.5, "b": [0, 1], "c": None, "d": [True, None], "json": True}
+    assert "working" in result.stderr
+    assert CliRunner().invoke(main, ["work", "--quiet"]).stderr == ""
