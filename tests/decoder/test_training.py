@@ -1,0 +1,138 @@
+"""Training: the corpus resumes, a run that was cut goes on to the same weights, and a drafter learns what can be learned."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from decoder.drafters.dflash import DFlashDrafter
+from decoder.target import Target
+from decoder.training.batches import make_batch, root_weights
+from decoder.training.corpus import Corpus
+from decoder.training.errors import TrainingError
+from decoder.training.evaluate import chain_replay
+from decoder.training.loss import position_weights
+from decoder.training.run import CorpusSettings, DrafterShape, TrainingRun, corpus_jobs, run_training, split_prompts, write_corpus
+from decoder.training.train import Trainer, TrainSettings
+from tests.decoder.helpers import tiny_model
+
+SHAPE = DrafterShape(num_layers=1, block_size=4, mask_token_id=60, num_features=2)
+CORPUS = CorpusSettings(passes=2, max_new_tokens=24, num_heldout=4, heldout_tokens=24, num_rows=8, max_free_tokens=6)
+SETTINGS = TrainSettings(steps=6, texts_per_step=2, roots_per_text=6, warmup_steps=2, evaluate_every=100, checkpoint_every=1,
+                         frequent_tokens=40, random_tokens=8)
+
+
+def bfloat16_target() -> Target:
+    return Target(tiny_model(layers=6, scale=0.2).to(torch.bfloat16), name="tiny")
+
+
+def prompts(count: int = 24) -> list[list[int]]:
+    random = np.random.default_rng(4)
+    return [random.integers(0, 59, 5).tolist() for _ in range(count)]
+
+
+def test_chain_replay_worked_example() -> None:
+    # Root 0: two right, so three tokens; root 3: none right, one token; root 4: one right, cut to the text's end.
+    right = np.array([[1, 1, 0], [0, 0, 0], [0, 0, 0], [0, 1, 1], [1, 0, 0], [0, 0, 0]], dtype=bool)
+    assert chain_replay(right) == (3, 5)
+
+
+def test_heldout_prompts_are_every_sixth_and_never_trained_on() -> None:
+    train, heldout = split_prompts(prompts(), CORPUS)
+    assert heldout == [5, 11, 17, 23] and not set(train) & set(heldout)
+    keys = {job.key.split("-")[1] for job in corpus_jobs(prompts(), train, CORPUS)}
+    assert keys == {str(i) for i in train}
+    with pytest.raises(TrainingError, match="held out"):
+        split_prompts(prompts(3), CORPUS)
+
+
+def test_corpus_goes_on_where_it_was_cut_and_refuses_another_target(tmp_path: Path) -> None:
+    target, identity = bfloat16_target(), {"target": "tiny"}
+    train, _ = split_prompts(prompts(), CORPUS)
+    jobs = corpus_jobs(prompts(), train, CORPUS)
+    write_corpus(target, (1, 3), jobs[:17], Corpus(tmp_path, identity), max_new_tokens=8, num_rows=4, report=lambda line: None)
+    (tmp_path / "torn.tmp").write_bytes(b"half a shard")  # what a kill in the middle of a write leaves
+    corpus = Corpus(tmp_path, identity)
+    assert len(corpus.texts) == 17
+    write_corpus(target, (1, 3), jobs, corpus, max_new_tokens=8, num_rows=4, report=lambda line: None)
+    assert Corpus(tmp_path, identity).keys() == {job.key for job in jobs}
+    with pytest.raises(TrainingError, match="target is 'tiny', this run has 'other'"):
+        Corpus(tmp_path, {"target": "other"})
+
+
+def test_batches_label_what_follows_the_root(tmp_path: Path) -> None:
+    target = bfloat16_target()
+    corpus = Corpus(tmp_path, {"target": "tiny"})
+    jobs = corpus_jobs(prompts(), list(range(6)), CORPUS)
+    write_corpus(target, (1, 3), jobs, corpus, max_new_tokens=12, num_rows=4, report=lambda line: None)
+    texts = corpus.texts[:3]
+    batch = make_batch(corpus, texts, 5, 4, 0.5, np.random.default_rng(0))
+    for i, text in enumerate(texts):
+        row = corpus.load(text)
+        assert (root_weights(row, 0.5) >= 0.5).all() and len(root_weights(row, 0.5)) == text.num_roots
+        for j, anchor in enumerate(batch.anchors[i].tolist()):
+            assert text.first_root <= anchor < text.num_tokens - 1
+            assert batch.roots[i, j] == row.token_ids[anchor]
+            for k in range(3):
+                place = anchor + 1 + k
+                assert bool(batch.valid[i, j, k]) == (place < text.num_tokens)
+                if place < text.num_tokens:
+                    assert batch.hard[i, j, k] == row.token_ids[place]
+                    assert batch.hard[i, j, k] == batch.soft_ids[i, j, k, 0]  # greedy: the target's token is its top label
+
+
+def test_position_weights_fall_by_e_over_the_decay() -> None:
+    weights = position_weights(8, 4.0)
+    assert weights.shape == (7,) and weights[0] == 1.0
+    assert weights[4] == pytest.approx(np.exp(-1.0))
+
+
+def make_trainer(work: Path, settings: TrainSettings) -> Trainer:
+    target = bfloat16_target()
+    run = TrainingRun(work=work, shape=SHAPE, corpus=CORPUS, training=settings)
+    from decoder.training.start import config_for_target, start_from_target
+
+    config = config_for_target(target.model.config, num_layers=1, block_size=4, mask_token_id=60, num_features=2)
+    train, heldout = split_prompts(prompts(), run.corpus)
+    corpora = []
+    for name, indices in (("corpus", train), ("heldout", heldout)):
+        corpus = Corpus(work / name, {"target": "tiny"})
+        write_corpus(target, config.target_layer_ids, corpus_jobs(prompts(), indices, CORPUS), corpus, max_new_tokens=16,
+                     num_rows=8, report=lambda line: None)
+        corpora.append(corpus)
+    return Trainer(config, target.model, *corpora, settings, work, start=lambda model: start_from_target(model, target.model))
+
+
+def test_a_run_that_was_cut_ends_with_the_same_weights(tmp_path: Path) -> None:
+    whole = make_trainer(tmp_path / "whole", SETTINGS)
+    whole.run()
+    cut = make_trainer(tmp_path / "cut", SETTINGS)
+    for _ in range(3):  # dies behind its third checkpoint
+        cut.train_step()
+        cut.step += 1
+    cut.save()
+    resumed = make_trainer(tmp_path / "cut", SETTINGS)
+    assert resumed.step == 3
+    resumed.run()
+    for name, tensor in whole.model.state_dict().items():
+        torch.testing.assert_close(resumed.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+    with pytest.raises(TrainingError, match="seed"):
+        make_trainer(tmp_path / "cut", replace(SETTINGS, seed=9))
+
+
+def test_training_end_to_end_learns_and_ships_a_drafter_that_loads(tmp_path: Path) -> None:
+    target = bfloat16_target()
+    settings = replace(SETTINGS, steps=120, learning_rate=3e-3, evaluate_every=1000, checkpoint_every=1000)
+    lines: list[dict] = []
+    record = run_training(TrainingRun(tmp_path, SHAPE, CORPUS, settings), target, prompts(), lines.append)
+    assert record["heldout_prompts"] == [5, 11, 17, 23] and record["steps"] == 120
+    assert json.loads((tmp_path / "drafter" / "record.json").read_text())["schema"] == "treebudget.training"
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[-1] < losses[0] - 0.3
+    drafter = DFlashDrafter.load(tmp_path / "drafter", target.embed, target.head)
+    assert drafter.block_size == 4 and drafter.feature_layers == (1, 3)
