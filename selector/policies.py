@@ -1,0 +1,220 @@
+"""The rules that turn a round's proposals and a cost curve into a tree, and their registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selector import search
+from selector.errors import CostCurveError, PolicyError
+from selector.kernels import BUDGET, END_DESCENT, END_MAX_NODES, EXACT, FIRST_DESCENT, PRICED
+from selector.pool import CandidatePool, expand_pool, expand_pool_chain
+from selector.search import Expansion
+from selector.tree import DraftTree
+from selector.trellis import Trellis
+
+Curve = NDArray[np.float64]
+Candidates = Trellis | CandidatePool
+
+FLAT_TOLERANCE = 1e-6  # a cost curve that varies less than this (relative) cannot price a tree
+
+
+class Policy(Protocol):
+    """A rule for the shape and size of the tree. Pure: the same input gives the same tree."""
+
+    @property
+    def name(self) -> str:
+        """The name `parse_policy` understands."""
+
+    @property
+    def drafts(self) -> bool:
+        """False if the policy never needs a draft."""
+
+    def select(
+        self,
+        candidates: Candidates,
+        table_round_seconds: Curve,
+        convex_round_seconds: Curve,
+        price: float | None,
+        max_nodes: int,
+        root_token: int = -1,
+        bonus: float = 1.0,
+    ) -> DraftTree:
+        """The tree of this round.
+
+        Args:
+            candidates: trellis or pool.
+            table_round_seconds, convex_round_seconds: (at least max_nodes + 1,) seconds of a round of n nodes at index
+                n; a shorter curve lowers max_nodes.
+            price: tokens per second that a second is worth; None while unknown (`priced` then acts as `exact`).
+            max_nodes: largest tree. root_token: the token of slot 0.
+            bonus: tokens a round yields beyond its nodes, in units of reach: 1, or 1 / scale where reach is known to
+                be off by a factor `scale`.
+
+        Raises CostCurveError for a curve with values that are no positive finite seconds.
+        """
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Never draft: one token per forward."""
+
+    name = "plain"
+    drafts = False
+
+    def select(
+        self,
+        candidates: Candidates,
+        table_round_seconds: Curve,
+        convex_round_seconds: Curve,
+        price: float | None,
+        max_nodes: int,
+        root_token: int = -1,
+        bonus: float = 1.0,
+    ) -> DraftTree:
+        """The root alone."""
+        return DraftTree.root_only(root_token)
+
+
+@dataclass(frozen=True)
+class FixedShape:
+    """`chain`, `chain:N` (DFlash: the top candidate of every depth) or `fixed:N` (DDTree: the N nodes of highest reach)."""
+
+    kind: str
+    num_nodes: int | None = None
+    drafts = True
+
+    @property
+    def name(self) -> str:
+        """`chain`, `chain:N` or `fixed:N`."""
+        return self.kind if self.num_nodes is None else f"{self.kind}:{self.num_nodes}"
+
+    def select(
+        self,
+        candidates: Candidates,
+        table_round_seconds: Curve,
+        convex_round_seconds: Curve,
+        price: float | None,
+        max_nodes: int,
+        root_token: int = -1,
+        bonus: float = 1.0,
+    ) -> DraftTree:
+        """The first nodes asked for, whatever they cost."""
+        wanted = candidates.depth if self.num_nodes is None else self.num_nodes
+        limit = min(wanted, max_nodes)
+        is_pool = isinstance(candidates, CandidatePool)
+        if self.kind == "chain":
+            expansion = expand_pool_chain(candidates, limit) if is_pool else search.expand_chain(candidates, limit)  # type: ignore[arg-type]
+        else:
+            expansion = _expand(candidates, limit, BUDGET, None, 0.0, 1.0)
+        status = "budget"
+        if expansion.truncated_by_k:
+            status = "truncated:top_k"
+        elif expansion.num_chosen < limit:
+            status = "exhausted"
+        elif limit < wanted and expansion.end == END_MAX_NODES:
+            status = "truncated:max_nodes"
+        n = expansion.num_chosen
+        seconds = float(table_round_seconds[n]) if n < len(table_round_seconds) else None
+        return DraftTree.from_expansion(expansion, status, root_token, seconds)
+
+
+@dataclass(frozen=True)
+class ByCost:
+    """`unimodal` (CaDDTree), `exact` or `priced`: the number of nodes follows from the cost curve."""
+
+    name: str
+    drafts = True
+
+    def select(
+        self,
+        candidates: Candidates,
+        table_round_seconds: Curve,
+        convex_round_seconds: Curve,
+        price: float | None,
+        max_nodes: int,
+        root_token: int = -1,
+        bonus: float = 1.0,
+    ) -> DraftTree:
+        """The first n nodes in order of reach, n by the policy's rule; on a flat curve as many as the draft is deep."""
+        curve = convex_round_seconds if self.name == "unimodal" else table_round_seconds
+        rule = {"unimodal": FIRST_DESCENT, "exact": EXACT, "priced": PRICED if price is not None else EXACT}[self.name]
+        limit = min(max_nodes, len(curve) - 1)
+        if is_flat(curve, limit):
+            limit = min(limit, candidates.depth)
+            expansion, status = _expand(candidates, limit, BUDGET, None, 0.0, 1.0), "degenerate-cost"
+        else:
+            expansion = _expand(candidates, limit, rule, curve, price or 0.0, bonus)
+            status = _status(expansion, limit)
+        return DraftTree.from_expansion(expansion, status, root_token, float(table_round_seconds[expansion.num_chosen]))
+
+
+def is_flat(curve: Curve, max_nodes: int) -> bool:
+    """Whether the curve says nothing about size between 0 and max_nodes nodes; raises CostCurveError for a bad curve."""
+    if len(curve) == 0:
+        raise CostCurveError("the cost curve is empty")
+    part = curve[: max_nodes + 1]
+    low, high = part.min(), part.max()
+    if not (low > 0 and high < np.inf):
+        raise CostCurveError(f"a cost curve holds positive finite seconds, found values from {low} to {high}")
+    return bool(max_nodes > 0 and high - low <= FLAT_TOLERANCE * high)
+
+
+def _expand(candidates: Candidates, max_nodes: int, rule: int, cost: Curve | None, price: float, bonus: float) -> Expansion:
+    if isinstance(candidates, CandidatePool):
+        return expand_pool(candidates, max_nodes, rule, cost, price, bonus)
+    return search.expand(candidates, max_nodes, rule, cost, price, bonus)
+
+
+def _status(expansion: Expansion, max_nodes: int) -> str:
+    if expansion.truncated_by_k:
+        return "truncated:top_k"
+    if expansion.end == END_MAX_NODES and expansion.num_chosen == max_nodes:
+        return "truncated:max_nodes"
+    if expansion.end == END_DESCENT:
+        return "first-descent"
+    return "optimal"
+
+
+def _no_argument(name: str, policy: Policy) -> Callable[[int | None], Policy]:
+    def make(argument: int | None) -> Policy:
+        if argument is not None:
+            raise PolicyError(f"policy {name!r} takes no number, got {argument}")
+        return policy
+
+    return make
+
+
+def _fixed(argument: int | None) -> Policy:
+    if argument is None:
+        raise PolicyError("policy 'fixed' needs a number of nodes", hint="write for example fixed:8")
+    return FixedShape("fixed", argument)
+
+
+REGISTRY: dict[str, Callable[[int | None], Policy]] = {
+    "plain": _no_argument("plain", Plain()),
+    "chain": lambda argument: FixedShape("chain", argument),
+    "fixed": _fixed,
+    "unimodal": _no_argument("unimodal", ByCost("unimodal")),
+    "exact": _no_argument("exact", ByCost("exact")),
+    "priced": _no_argument("priced", ByCost("priced")),
+}
+"""Policy name -> factory of its optional number."""
+
+POLICY_NAMES = ("plain", "chain", "chain:N", "fixed:N", "unimodal", "exact", "priced")
+
+
+def parse_policy(text: str) -> Policy:
+    """A policy from its name, such as `priced`, `chain:4` or `fixed:16`; raises PolicyError for anything else."""
+    name, colon, number = text.strip().partition(":")
+    if name not in REGISTRY:
+        raise PolicyError(f"unknown policy {text!r}; allowed are {', '.join(POLICY_NAMES)}")
+    if not colon:
+        return REGISTRY[name](None)
+    if not number.isascii() or not number.isdigit() or int(number) < 1:
+        raise PolicyError(f"policy {text!r}: what follows the colon must be a number of nodes of at least 1")
+    return REGISTRY[name](int(number))

@@ -1,0 +1,90 @@
+"""What a second is worth: the live decoder's running throughput, and how far its reach is off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class RunningRatio:
+    """Sum of numerators over sum of denominators, old terms fading by half every `half_life` updates.
+
+    `prior_weight` terms of an expected ratio may be put in first; they fade like all the others.
+    """
+
+    half_life: float
+    numerator: float = 0.0
+    denominator: float = 0.0
+    count: float = 0.0  # effective number of terms held
+
+    def add(self, numerator: float, denominator: float) -> None:
+        """Take in one term."""
+        keep = 0.5 ** (1.0 / self.half_life)
+        self.numerator = keep * self.numerator + numerator
+        self.denominator = keep * self.denominator + denominator
+        self.count = keep * self.count + 1.0
+
+    def fade(self, factor: float) -> None:
+        """Give all terms held `factor` of their weight."""
+        self.numerator *= factor
+        self.denominator *= factor
+        self.count *= factor
+
+    def put_prior(self, ratio: float, denominator: float, weight: float) -> None:
+        """Act as if `weight` terms of this ratio, each of size `denominator`, had been seen."""
+        self.numerator += ratio * denominator * weight
+        self.denominator += denominator * weight
+        self.count += weight
+
+    @property
+    def value(self) -> float | None:
+        """The ratio, or None before anything was taken in."""
+        return self.numerator / self.denominator if self.denominator > 0 else None
+
+
+class PriceTracker:
+    """The price: long-run tokens per second of everything the decoder does (renewal-reward; Dinkelbach's parameter).
+
+    A round-based decoder that charges every second its own long-run throughput maximises that throughput; tracking it
+    from the last few hundred rounds is the fixed-point iteration, done while decoding.
+    """
+
+    def __init__(self, initial: float | None = None, half_life_rounds: float = 256.0, min_rounds: int = 8) -> None:
+        self.min_rounds = min_rounds
+        self._initial = initial
+        self._ratio = RunningRatio(half_life_rounds)
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """Take in one round or plain step: tokens committed and seconds spent."""
+        if self._initial is not None and self._ratio.count == 0:
+            self._ratio.put_prior(self._initial, seconds, 4 * self.min_rounds)
+        self._ratio.add(num_tokens, seconds)
+
+    @property
+    def price(self) -> float | None:
+        """Tokens per second, the initial price until rounds were seen, or None while fewer than `min_rounds` were."""
+        if self._ratio.count < self.min_rounds * 0.9:
+            return self._initial
+        return self._ratio.value
+
+
+class ReachScale:
+    """Accepted nodes over the sum of reach that was expected of them: 1 if reach is right, below 1 if too hopeful.
+
+    Shrunk towards the start value by as much as `prior_nodes` expected nodes, and kept within [0.25, 1.5].
+    """
+
+    def __init__(self, initial: float = 1.0, half_life_rounds: float = 256.0, prior_nodes: float = 40.0) -> None:
+        self.initial = initial
+        self.prior_nodes = prior_nodes
+        self._ratio = RunningRatio(half_life_rounds)
+
+    def observe(self, num_accepted: int, expected_accepted: float) -> None:
+        """Take in one drafting round."""
+        self._ratio.add(float(num_accepted), expected_accepted)
+
+    @property
+    def value(self) -> float:
+        """The factor reach is to be multiplied with."""
+        raw = (self._ratio.numerator + self.initial * self.prior_nodes) / (self._ratio.denominator + self.prior_nodes)
+        return min(max(raw, 0.25), 1.5)

@@ -1,0 +1,78 @@
+"""Best-first search over a trellis: nodes in order of reach, stopped as soon as no larger tree can win.
+
+Order of nodes, total and deterministic: higher reach first; of equal reach the shallower; then the lower token id; then
+the node whose parent came earlier. (Reach is compared as a sum of log edge probabilities from the root down.) Every
+prefix of this order is prefix-closed and is the tree of its size with the largest sum of reach (DDTree; CaDDTree, arXiv
+2606.01813). A node enters the heap when its parent or its next better sibling leaves it, so the heap holds at most one
+entry more than there are nodes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selector.kernels import BUDGET, END_EXHAUSTED, END_MAX_NODES, best_first, chain_path
+from selector.trellis import Trellis
+
+
+class Expansion(NamedTuple):
+    """Nodes in order of reach and how many of them the rule chose.
+
+    Attributes:
+        depths: (m,) int32, 1 for the root's children. token_ids: (m,) int64. parents: (m,) int32 slots, 0 is the root.
+        reach: (m,) float64, non-increasing.
+        num_chosen: the chosen tree is the first `num_chosen` nodes.
+        end: one of END_*. truncated_by_k: an unlisted sibling might have come before a node of this order.
+    """
+
+    depths: NDArray[np.int32]
+    token_ids: NDArray[np.int64]
+    parents: NDArray[np.int32]
+    reach: NDArray[np.float64]
+    num_chosen: int
+    end: int
+    truncated_by_k: bool
+
+
+def expand(
+    trellis: Trellis,
+    max_nodes: int,
+    rule: int = BUDGET,
+    cost: NDArray[np.float64] | None = None,
+    price: float = 0.0,
+    bonus: float = 1.0,
+) -> Expansion:
+    """Pop nodes in order until the rule is certain of its choice, the trellis is used up, or `max_nodes` are out.
+
+    Args:
+        trellis: the round's proposals.
+        max_nodes: largest tree.
+        rule: BUDGET takes all of max_nodes; EXACT takes argmax over n of (bonus + Phi(n)) / cost[n], PRICED of
+            bonus + Phi(n) - price cost[n], FIRST_DESCENT the n before the first that does not raise
+            (bonus + Phi(n)) / cost[n] (CaDDTree, Theorem on unimodality: optimal if cost is convex). Phi(n) is the sum
+            of the first n reaches; of equal values the smaller tree wins.
+        cost: (at least max_nodes + 1,) seconds of a round with n nodes at index n; unused by BUDGET.
+        price: tokens per second, for PRICED.
+        bonus: what a round yields beyond its nodes, in the scale of reach.
+    """
+    max_nodes = max(int(max_nodes), 0)
+    if cost is None or rule == BUDGET:
+        curve = np.full(max_nodes + 1, 1.0)
+    else:
+        curve = np.array(cost[: max_nodes + 1], np.float64)  # a copy: compiled code has one version, for writable arrays
+    edges = np.ascontiguousarray(trellis.edges_by_parent, np.float64)
+    token_ids = np.ascontiguousarray(trellis.token_ids, np.int64)
+    return Expansion(*best_first(edges, token_ids, max_nodes, rule, curve, float(price), float(bonus)))
+
+
+def expand_chain(trellis: Trellis, max_nodes: int) -> Expansion:
+    """The most probable child of every node, one after the other, at most `max_nodes` deep (DFlash)."""
+    edges = np.ascontiguousarray(trellis.edges_by_parent, np.float64)
+    tokens, reach = chain_path(edges, np.ascontiguousarray(trellis.token_ids, np.int64), max(int(max_nodes), 0))
+    n = len(tokens)
+    end = END_MAX_NODES if n < trellis.depth and n == max_nodes else END_EXHAUSTED
+    steps = np.arange(n + 1, dtype=np.int32)
+    return Expansion(steps[1:], tokens, steps[:-1], reach, n, end, False)

@@ -1,0 +1,225 @@
+"""A trace: what the target really produced and what the drafter proposed at every position of it.
+
+Greedy decoding yields the same text under every policy, so a trace lets replay evaluate any policy exactly without a
+model. Files are safetensors with JSON metadata; nothing in them is ever executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from profiles.files import write_atomic
+from selector.errors import TraceError, TraceMismatch
+
+SCHEMA, VERSION = "treebudget.trace", 1
+
+
+@dataclass(frozen=True, eq=False)
+class TraceText:
+    """One prompt, the target's continuation, and the drafts along it.
+
+    Attributes:
+        key: unique name of the prompt. dataset: where it came from, or None.
+        num_prompt_tokens: length of the prompt, P.
+        token_ids: (L,) int32 prompt and continuation.
+        draft_token_ids: (A, depth, K) int32, A = L - P; anchor a has its root at position P + a (a = 0 is the first
+            generated token) and row d is about position P + a + 1 + d. -1 pads.
+        draft_logprobs: (A, depth, K) float32, normalised over the vocabulary.
+    """
+
+    key: str
+    dataset: str | None
+    num_prompt_tokens: int
+    token_ids: NDArray[np.int32]
+    draft_token_ids: NDArray[np.int32]
+    draft_logprobs: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        """Check shapes; raises TraceError."""
+        anchors = len(self.token_ids) - self.num_prompt_tokens
+        if self.token_ids.ndim != 1 or not 0 <= self.num_prompt_tokens <= len(self.token_ids):
+            shape = self.token_ids.shape
+            raise TraceError(f"text {self.key!r}: {self.num_prompt_tokens} prompt tokens do not fit tokens of shape {shape}")
+        if self.draft_token_ids.ndim != 3 or self.draft_token_ids.shape != self.draft_logprobs.shape:
+            shapes = self.draft_token_ids.shape, self.draft_logprobs.shape
+            raise TraceError(f"text {self.key!r}: drafts must be (A, depth, K), got {shapes}")
+        if len(self.draft_token_ids) != anchors:
+            raise TraceError(f"text {self.key!r}: {len(self.draft_token_ids)} anchors for {anchors} generated tokens")
+
+    @property
+    def num_anchors(self) -> int:
+        """Generated tokens, A."""
+        return len(self.draft_token_ids)
+
+    def next_tokens(self) -> NDArray[np.int64]:
+        """(A, depth) the target's own tokens after every root, -2 beyond the end of the text."""
+        depth = self.draft_token_ids.shape[1]
+        padded = np.concatenate([self.token_ids[self.num_prompt_tokens :].astype(np.int64), np.full(depth, -2)])
+        return np.lib.stride_tricks.sliding_window_view(padded, depth)[1 : self.num_anchors + 1]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Texts and the identity of what made them: target, drafter, block_size, dtype, top_k, context range, prompts' sha256."""
+
+    identity: dict[str, Any]
+    texts: Sequence[TraceText]
+
+    def __post_init__(self) -> None:
+        """Check that all texts share depth and K and have keys of their own; raises TraceError."""
+        shapes = {text.draft_token_ids.shape[1:] for text in self.texts}
+        if len(shapes) > 1:
+            raise TraceError(f"texts of one trace must share depth and K, found {sorted(shapes)}")
+        keys = [text.key for text in self.texts]
+        if len(set(keys)) != len(keys):
+            raise TraceError("texts of one trace must have different keys")
+
+    @property
+    def depth(self) -> int:
+        """Drafted positions per round."""
+        return int(self.texts[0].draft_token_ids.shape[1]) if self.texts else 0
+
+    @property
+    def top_k(self) -> int:
+        """Candidates per depth."""
+        return int(self.texts[0].draft_token_ids.shape[2]) if self.texts else 0
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Generated tokens of all texts, the first of each included."""
+        return sum(text.num_anchors for text in self.texts)
+
+    def check(self, expected: Mapping[str, Any]) -> None:
+        """Raise TraceMismatch naming the first field known on both sides that differs."""
+        for name, value in expected.items():
+            found = self.identity.get(name)
+            if value is not None and found is not None and found != value:
+                raise TraceMismatch(name, value, found)
+
+    def select(self, indices: Iterable[int]) -> Trace:
+        """The trace of some of its texts."""
+        return Trace(self.identity, [self.texts[i] for i in indices])
+
+    @classmethod
+    def merge(cls, traces: Sequence[Trace]) -> Trace:
+        """All texts of traces of one identity, in order; raises TraceMismatch or TraceError."""
+        if not traces:
+            raise TraceError("no trace to merge")
+        for other in traces[1:]:
+            names = sorted(set(traces[0].identity) | set(other.identity))
+            for name in names:
+                if traces[0].identity.get(name) != other.identity.get(name):
+                    raise TraceMismatch(name, traces[0].identity.get(name), other.identity.get(name))
+        return cls(traces[0].identity, [text for trace in traces for text in trace.texts])
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write one safetensors file, whole or not at all."""
+        texts = self.texts
+        tensors = {
+            "token_ids": _join([text.token_ids for text in texts], np.int32, (0,)),
+            "text_lengths": np.array([len(text.token_ids) for text in texts], np.int32),
+            "num_prompt_tokens": np.array([text.num_prompt_tokens for text in texts], np.int32),
+            "draft_token_ids": _join([text.draft_token_ids for text in texts], np.int32, (0, 0, 0)),
+            "draft_logprobs": _join([text.draft_logprobs for text in texts], np.float32, (0, 0, 0)),
+        }
+        about = {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "identity": self.identity,
+            "keys": [text.key for text in texts],
+            "datasets": [text.dataset for text in texts],
+        }
+        return write_atomic(path, save(tensors, metadata={"treebudget": json.dumps(about)}))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Trace:
+        """Read a trace; raises TraceError if the file is missing or is no trace."""
+        try:
+            with safe_open(path, framework="numpy") as stream:
+                about = json.loads((stream.metadata() or {}).get("treebudget", "{}"))
+                tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 - not a dict
+        except FileNotFoundError as error:
+            raise TraceError(f"no trace at {path}", hint="record one with: decoder trace --out FILE") from error
+        except (SafetensorError, OSError, ValueError) as error:
+            raise TraceError(f"{path} is no trace: {error}", hint="expected a file written by decoder trace") from error
+        if about.get("schema") != SCHEMA or not isinstance(about.get("version"), int) or about["version"] > VERSION:
+            found = f"{about.get('schema')!r}, {about.get('version')!r}"
+            raise TraceError(f"{path}: expected schema {SCHEMA!r} of version 1 to {VERSION}, got {found}")
+        try:
+            return cls(about["identity"], _split(about, tensors))
+        except (KeyError, IndexError, ValueError) as error:
+            raise TraceError(f"{path} contradicts itself: {error}") from error
+
+
+def _join(arrays: Sequence[NDArray[Any]], dtype: Any, empty_shape: tuple[int, ...]) -> NDArray[Any]:
+    return np.ascontiguousarray(np.concatenate(arrays), dtype) if arrays else np.zeros(empty_shape, dtype)
+
+
+def _split(about: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> list[TraceText]:
+    texts, start, anchor = [], 0, 0
+    counts = zip(tensors["text_lengths"].tolist(), tensors["num_prompt_tokens"].tolist(), strict=True)
+    for key, dataset, (length, prompt) in zip(about["keys"], about["datasets"], counts, strict=True):
+        tokens, anchors = slice(start, start + length), slice(anchor, anchor + length - prompt)
+        drafts = tensors["draft_token_ids"][anchors], tensors["draft_logprobs"][anchors]
+        texts.append(TraceText(key, dataset, prompt, tensors["token_ids"][tokens], *drafts))
+        start, anchor = tokens.stop, anchors.stop
+    return texts
+
+
+class TraceWriter:
+    """Writes texts as they come, each as a part file of its own, so that a killed trace loses only the text in flight.
+
+    Parts lie in `<path>.parts/`; `finish` merges them into `path` and removes them. Parts of another identity are
+    refused by name.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], identity: Mapping[str, Any]) -> None:
+        """Open the folder of parts, making it if need be; raises TraceMismatch if it holds parts of another identity."""
+        self.path = Path(path)
+        self.folder = self.path.with_name(self.path.name + ".parts")
+        self.identity = dict(identity)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._parts: dict[str, Path] = {}
+        for part in sorted(self.folder.glob("*.safetensors")):
+            trace = Trace.load(part)
+            for name in sorted(set(trace.identity) | set(self.identity)):
+                if trace.identity.get(name) != self.identity.get(name):
+                    raise TraceMismatch(name, self.identity.get(name), trace.identity.get(name))
+            self._parts.update({text.key: part for text in trace.texts})
+
+    @property
+    def done_keys(self) -> set[str]:
+        """Keys of the texts that are on disk already."""
+        return set(self._parts)
+
+    def add(self, text: TraceText) -> None:
+        """Write one text at once; a key that is there already is replaced."""
+        digest = hashlib.sha256(text.key.encode("utf-8")).hexdigest()[:16]
+        part = self.folder / f"{digest}.safetensors"
+        Trace(self.identity, [text]).save(part)
+        self._parts[text.key] = part
+
+    def finish(self, keys: Sequence[str] | None = None) -> Trace:
+        """Merge the parts (in the order of `keys`, default sorted; others are left out) into `path`; returns the trace."""
+        order = sorted(self._parts) if keys is None else [key for key in keys if key in self._parts]
+        traces = [Trace.load(self._parts[key]) for key in order]
+        trace = Trace.merge(traces) if traces else Trace(self.identity, [])
+        trace.save(self.path)
+        for part in self.folder.iterdir():
+            if part.suffix in (".safetensors", ".tmp"):  # parts, and what a killed write left behind
+                part.unlink()
+        with contextlib.suppress(OSError):  # not empty: someone else's files stay
+            self.folder.rmdir()
+        return trace

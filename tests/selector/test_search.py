@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selector.kernels import END_CERTIFIED, END_MAX_NODES, EXACT, FIRST_DESCENT, PRICED, convex_minorant
+from selector.reference import best_size, expand_in_python
+from selector.search import expand, expand_chain
+from selector.trellis import Trellis
+from tests.selector.helpers import COST_KINDS, all_nodes, best_sums, random_cost, random_trellis
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def test_the_best_tree_of_every_size_by_brute_force():
+    rng = np.random.default_rng(0)
+    for case in range(150):
+        depth, top_k = [(1, 4), (2, 2), (3, 2), (2, 3), (4, 1)][case % 5]
+        trellis = random_trellis(rng, depth, top_k, conditional=case % 2 == 0, coarse=case % 3 == 0)
+        sums = best_sums(trellis, 6)
+        expansion = expand(trellis, 6)
+        found = np.concatenate([[0.0], np.cumsum(expansion.reach)])
+        np.testing.assert_allclose(found[: len(sums)], sums, atol=1e-12)
+
+
+def test_two_thousand_random_searches_equal_the_plain_python_ones():
+    rng = np.random.default_rng(1)
+    for case in range(2000):
+        trellis = random_trellis(rng, int(rng.integers(1, 6)), int(rng.integers(1, 5)), bool(case % 2), case % 3 == 0)
+        ours, reference = expand(trellis, 25), expand_in_python(trellis, 25)
+        np.testing.assert_array_equal(ours.depths, reference.depths)
+        np.testing.assert_array_equal(ours.token_ids, reference.token_ids)
+        np.testing.assert_array_equal(ours.parents, reference.parents)
+        np.testing.assert_allclose(ours.reach, reference.reach, rtol=1e-12)
+        assert ours.end == reference.end
+
+
+@settings(max_examples=100, deadline=None)
+@given(seeds, st.booleans(), st.booleans())
+def test_order_is_by_reach_then_depth_then_token_and_prefix_closed(seed, conditional, coarse):
+    trellis = random_trellis(np.random.default_rng(seed), 4, 3, conditional, coarse)
+    expansion = expand(trellis, 40)
+    keys = list(zip(-expansion.reach, expansion.depths, expansion.token_ids, expansion.parents, strict=True))
+    assert keys == sorted(keys)
+    assert all(parent <= i for i, parent in enumerate(expansion.parents))
+    depths = np.concatenate([[0], expansion.depths])
+    assert np.all(depths[1:] == depths[expansion.parents] + 1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seeds)
+def test_equal_columns_make_both_forms_of_a_trellis_agree(seed):
+    trellis = random_trellis(np.random.default_rng(seed), 4, 3)
+    wide = Trellis(trellis.token_ids, np.repeat(trellis.log_edges[:, None, :], 3, axis=1))
+    for narrow, full in zip(expand(trellis, 30)[:4], expand(wide, 30)[:4], strict=True):
+        np.testing.assert_array_equal(narrow, full)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seeds)
+def test_permuting_columns_changes_nothing(seed):
+    rng = np.random.default_rng(seed)
+    trellis = random_trellis(rng, 3, 4)
+    order = np.array([rng.permutation(4) for _ in range(3)])
+    shuffled = Trellis(np.take_along_axis(trellis.token_ids, order, 1), np.take_along_axis(trellis.log_edges, order, 1))
+    for plain, other in zip(expand(trellis, 20)[:4], expand(shuffled, 20)[:4], strict=True):
+        np.testing.assert_array_equal(plain, other)
+
+
+@pytest.mark.parametrize("kind", COST_KINDS)
+def test_stopping_early_never_changes_the_choice(kind):
+    """The certificate against looking at every size, on 4 x 1,000 random cases, most of them not convex."""
+    rng = np.random.default_rng(COST_KINDS.index(kind))
+    certified = 0
+    for case in range(1000):
+        trellis = random_trellis(rng, int(rng.integers(1, 6)), int(rng.integers(1, 5)), bool(case % 2), case % 3 == 0)
+        cost = random_cost(rng, 41, kind)
+        price = float(rng.random() * 3)
+        full = expand(trellis, 40)
+        for rule, used in ((EXACT, None), (PRICED, price)):
+            found = expand(trellis, 40, rule, cost, price)
+            certified += found.end == END_CERTIFIED
+            total = 1 + np.concatenate([[0.0], np.cumsum(full.reach)])
+            value = total / cost[: len(total)] if used is None else total - used * cost[: len(total)]
+            assert value[found.num_chosen] == pytest.approx(value.max(), rel=1e-12, abs=1e-12)
+            assert found.num_chosen == best_size(full.reach, cost, used)
+    assert certified > 500  # the search really stops early
+
+
+@settings(max_examples=100, deadline=None)
+@given(seeds)
+def test_first_descent_equals_exact_on_convex_costs(seed):
+    rng = np.random.default_rng(seed)
+    trellis = random_trellis(rng, 4, 3, conditional=True)
+    cost = random_cost(rng, 61, "convex")
+    assert expand(trellis, 60, FIRST_DESCENT, cost).num_chosen == expand(trellis, 60, EXACT, cost).num_chosen
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=40))
+def test_minorant_is_the_largest_convex_function_below(values):
+    cost = np.array(values)
+    minorant = convex_minorant(cost)
+    assert np.all(minorant <= cost + 1e-9)
+    assert np.all(np.diff(minorant, 2) >= -1e-9)
+    chords = [
+        min(
+            cost[a] + (cost[b] - cost[a]) * ((i - a) / (b - a)) if b > a else cost[i]
+            for a in range(i + 1)
+            for b in range(i, len(cost))
+        )
+        for i in range(len(cost))
+    ]
+    np.testing.assert_allclose(minorant, chords, atol=1e-9)
+
+
+def test_truncation_by_k_is_told_apart_from_a_complete_vocabulary():
+    complete = Trellis.from_probabilities([[0, 1]] * 3, [[0.6, 0.4]] * 3)
+    assert not expand(complete, 14).truncated_by_k
+    listed = Trellis.from_probabilities([[0, 1]] * 3, [[0.4, 0.3]] * 3)
+    assert expand(listed, 14).truncated_by_k
+    assert not expand(listed, 1).truncated_by_k
+
+
+def test_chain_follows_the_most_probable_child():
+    trellis = Trellis.from_probabilities(
+        [[5, 6], [7, 8], [9, 10]],
+        [[[0.4, 0.6], [0, 0]], [[0.9, 0.1], [0.2, 0.7]], [[0.5, 0.5], [0.5, 0.5]]],
+    )
+    chain = expand_chain(trellis, 3)
+    assert chain.token_ids.tolist() == [6, 8, 9]  # the last is a tie: lower id
+    assert chain.parents.tolist() == [0, 1, 2]
+    np.testing.assert_allclose(chain.reach, [0.6, 0.42, 0.21])
+    cut = expand_chain(trellis, 2)
+    assert (cut.num_chosen, cut.end) == (2, END_MAX_NODES)
+
+
+def test_zero_probability_never_enters():
+    trellis = Trellis.from_probabilities([[1, 2], [3, 4]], [[1.0, 0.0], [0.0, 0.5]])
+    assert expand(trellis, 10).token_ids.tolist() == [1, 4]
+    assert len(all_nodes(trellis)) == 2
+
+
+def test_empty_trellis_and_empty_budget():
+    empty = Trellis(np.zeros((0, 1), np.int64), np.zeros((0, 1)))
+    assert expand(empty, 5, EXACT, np.ones(6)).num_chosen == 0
+    assert expand(random_trellis(np.random.default_rng(0), 2, 2), 0, EXACT, np.ones(1)).num_chosen == 0
+    assert expand_chain(empty, 5).num_chosen == 0
