@@ -144,7 +144,7 @@ class ByCost:
         curve = convex_round_seconds if self.name == "unimodal" else table_round_seconds
         rule = {"unimodal": FIRST_DESCENT, "exact": EXACT, "priced": PRICED if price is not None else EXACT}[self.name]
         limit = min(max_nodes, len(curve) - 1)
-        if is_flat(curve, limit):
+        if is_flat(curve):  # all of it: a curve that rises only beyond max_nodes still says that nodes up to there are free
             limit = min(limit, candidates.depth)
             expansion, status = _expand(candidates, limit, BUDGET, None, 0.0, 1.0), "degenerate-cost"
         else:
@@ -153,15 +153,14 @@ class ByCost:
         return DraftTree.from_expansion(expansion, status, root_token, float(table_round_seconds[expansion.num_chosen]))
 
 
-def is_flat(curve: Curve, max_nodes: int) -> bool:
-    """Whether the curve says nothing about size between 0 and max_nodes nodes; raises CostCurveError for a bad curve."""
+def is_flat(curve: Curve) -> bool:
+    """Whether the curve says nothing about the size of a tree; raises CostCurveError for a bad curve."""
     if len(curve) == 0:
         raise CostCurveError("the cost curve is empty")
-    part = curve[: max_nodes + 1]
-    low, high = part.min(), part.max()
+    low, high = curve.min(), curve.max()
     if not (low > 0 and high < np.inf):
         raise CostCurveError(f"a cost curve holds positive finite seconds, found values from {low} to {high}")
-    return bool(max_nodes > 0 and high - low <= FLAT_TOLERANCE * high)
+    return bool(len(curve) > 1 and high - low <= FLAT_TOLERANCE * high)
 
 
 def _expand(candidates: Candidates, max_nodes: int, rule: int, cost: Curve | None, price: float, bonus: float) -> Expansion:

@@ -45,7 +45,8 @@ def build_curves(orders: Orders, cost: Any) -> Curves:
     convex = np.array([cost.round_seconds(size, int(c), 1, "convex") for c in values]).reshape(len(values), size)
     plain = np.array([cost.plain_seconds(int(c)) for c in values])
     degenerate = bool(getattr(getattr(cost, "diagnostics", None), "degenerate", False))
-    flat = degenerate or any([is_flat(curve, orders.max_nodes) for form in (table, convex) for curve in form])
+    whole = max(size, int(cost.max_verify_tokens))
+    flat = degenerate or any(is_flat(cost.round_seconds(whole, int(c), 1, form)) for c in values for form in ("table", "convex"))
     return Curves(table, convex, plain, bucket.astype(np.int64), flat)
 
 

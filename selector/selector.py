@@ -145,7 +145,7 @@ class TreeSelector:
     def _curve(self, form: str) -> NDArray[np.float64]:
         if self._degenerate:
             return np.ones(self.max_nodes + 1)
-        return self.cost.round_seconds(self.max_nodes + 1, self._context_tokens, 1, form)
+        return self.cost.round_seconds(self.cost.max_verify_tokens, self._context_tokens, 1, form)
 
     def _calibrated(self, candidates: Candidates) -> Candidates:
         if self._calibration is None or isinstance(candidates, CandidatePool) or candidates.depth == 0:
