@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +17,7 @@ import torch
 from decoder.batched import BatchedGenerator, Continuation, Job
 from decoder.drafters.dflash import DFlashDrafter
 from decoder.target import Target
-from selector import Trace, TraceText
+from selector import Trace, TraceText, TraceWriter
 
 ROOTS_PER_PASS = 64
 
@@ -68,40 +67,29 @@ def draft_everywhere(drafter: DFlashDrafter, text: Continuation, top_k: int) -> 
     return np.concatenate(ids), np.concatenate(logprobs).astype(np.float32)
 
 
-def record_trace(target: Target, drafter: DFlashDrafter, prompts: Sequence[TracePrompt], *, max_new_tokens: int = 128,
-                 top_k: int = 16, num_rows: int = 16, partial_dir: Path, out: Path | None = None,
-                 progress: Callable[[int], None] | None = None) -> Trace:
-    """Generate greedily, draft everywhere, and return the trace (saved to `out`, if given).
+def traced_text(drafter: DFlashDrafter, text: Continuation, top_k: int, dataset: str | None) -> TraceText:
+    """One text of a trace from the target's text and features."""
+    ids, logprobs = draft_everywhere(drafter, text, top_k)
+    return TraceText(key=text.key, dataset=dataset, num_prompt_tokens=text.num_prompt_tokens,
+                     token_ids=np.array(text.token_ids, dtype=np.int32), draft_token_ids=ids, draft_logprobs=logprobs)
 
-    Every finished text is kept in `partial_dir` at once, so a run that was killed goes on when called again with the same
-    arguments; parts of another run in the same folder are left alone (their folder is named after the identity). Parts
-    are removed when `out` is written. `progress` gets the number of texts done.
+
+def record_trace(target: Target, drafter: DFlashDrafter, prompts: Sequence[TracePrompt], out: Path, *, max_new_tokens: int = 128,
+                 top_k: int = 16, num_rows: int = 16, progress: Callable[[int], None] | None = None) -> Trace:
+    """Generate greedily, draft everywhere, and write the trace to `out`.
+
+    Every finished text is kept beside `out` at once, so a run that was killed goes on when called again with the same
+    arguments; what is left of a run with others is refused by name (TraceMismatch). `progress` gets the number of texts done.
     """
-    identity = trace_identity(target, drafter, prompts, max_new_tokens, top_k)
-    tag = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-    folder = Path(partial_dir) / tag
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = [Trace.load(path) for path in sorted(folder.glob("part-*.safetensors"))]
-    done = {text.key for part in parts for text in part.texts}
+    writer = TraceWriter(out, trace_identity(target, drafter, prompts, max_new_tokens, top_k))
+    done = writer.done_keys
     datasets = {prompt.key: prompt.dataset for prompt in prompts}
     jobs = [Job(prompt.key, list(map(int, prompt.token_ids))) for prompt in prompts if prompt.key not in done]
     if progress is not None:
-        progress(len(done))
+        progress(len(prompts) - len(jobs))
     generator = BatchedGenerator(target, drafter.feature_layers, max_new_tokens=max_new_tokens, num_rows=num_rows)
-    for text in generator.run(jobs):
-        ids, logprobs = draft_everywhere(drafter, text, top_k)
-        traced = TraceText(key=text.key, dataset=datasets[text.key], num_prompt_tokens=text.num_prompt_tokens,
-                           token_ids=np.array(text.token_ids, dtype=np.int32), draft_token_ids=ids, draft_logprobs=logprobs)
-        part = Trace(identity=identity, texts=[traced])
-        part.save(folder / f"part-{len(parts):05d}.safetensors")
-        parts.append(part)
-        done.add(text.key)
+    for number, text in enumerate(generator.run(jobs), start=len(prompts) - len(jobs) + 1):
+        writer.add(traced_text(drafter, text, top_k, datasets[text.key]))
         if progress is not None:
-            progress(len(done))
-    order = {prompt.key: place for place, prompt in enumerate(prompts)}
-    texts = sorted((text for part in parts for text in part.texts), key=lambda text: order[text.key])
-    trace = Trace(identity=identity, texts=texts)
-    if out is not None:
-        trace.save(out)
-        shutil.rmtree(folder)
-    return trace
+            progress(number)
+    return writer.finish([prompt.key for prompt in prompts])

@@ -26,6 +26,10 @@ class Batch:
     soft_probs: torch.Tensor
     valid: torch.Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        return Batch(**{name: tensor.to(device) for name, tensor in vars(self).items()})
+
 
 def root_weights(arrays: TextArrays, hardness: float) -> np.ndarray:
     """Sampling weight of every possible root of a text.

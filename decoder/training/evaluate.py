@@ -57,8 +57,8 @@ def evaluate(drafter: DFlashDrafter, corpus: Corpus, texts: list[Text]) -> Evalu
         row = corpus.load(text)
         anchors = torch.arange(text.num_prompt_tokens, text.num_tokens)
         features = row.hidden.to(drafter.embedding)
-        hidden = drafter.draft_hidden_at(features, row.token_ids.long(), anchors)
-        top = torch.stack([drafter.model.logits(h, drafter.head).topk(8, dim=-1).indices for h in hidden])  # (A, D, 8)
+        hidden = drafter.draft_hidden_at(features, row.token_ids.long().to(features.device), anchors.to(features.device))
+        top = torch.stack([drafter.model.logits(h, drafter.head).topk(8, dim=-1).indices for h in hidden]).cpu()  # (A, D, 8)
         places = anchors[:, None] + torch.arange(1, depth + 1)
         valid = places < text.num_tokens
         truth = row.token_ids.long()[places.clamp(max=text.num_tokens - 1)]
@@ -68,5 +68,5 @@ def evaluate(drafter: DFlashDrafter, corpus: Corpus, texts: list[Text]) -> Evalu
         text_rounds, text_tokens = chain_replay(right)
         rounds, tokens, roots = rounds + text_rounds, tokens + text_tokens, roots + len(anchors) - 1
         run_lengths += float(np.cumprod(right[:-1], axis=1).sum()) + len(anchors) - 1
-    return Evaluation([round(v, 4) for v in hits / totals], [round(v, 4) for v in recalls / totals],
+    return Evaluation([round(float(v), 4) for v in hits / totals], [round(float(v), 4) for v in recalls / totals],
                       round(tokens / max(rounds, 1), 4), round(run_lengths / max(roots, 1), 4), len(texts), roots)

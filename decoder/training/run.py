@@ -17,7 +17,7 @@ from decoder.training.errors import TrainingError
 from decoder.training.start import config_for_target, start_from_target
 from decoder.training.train import Trainer, TrainSettings
 
-SHARD_TEXTS = 16
+SHARD_TEXTS = 8
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class TrainSettings:
     frequent_tokens: int = 6144
     random_tokens: int = 1024
     evaluate_every: int = 1000
-    checkpoint_every: int = 250
+    checkpoint_every: int = 100
     seed: int = 0
 
 
@@ -116,7 +116,8 @@ class Trainer:
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + self.step)
         texts = draw_texts(self.texts, settings.texts_per_step, random)
         batch = make_batch(self.corpus, texts, settings.roots_per_text, self.config.block_size, settings.hardness, random)
-        vocabulary = output_vocabulary(batch, self.frequent, self.head.shape[0], settings.random_tokens, generator)
+        vocabulary = output_vocabulary(batch, self.frequent, self.head.shape[0], settings.random_tokens, generator).to(self.device)
+        batch = batch.to(self.device)
         for group in self.optimiser.param_groups:
             group["lr"] = self.learning_rate()
         # Weights are kept in float32 and cast once a step, so that every operation runs fused in bfloat16.

@@ -1,0 +1,1 @@
+"""Decode with draft trees: target, cache, drafters, the live loop, tracing, training and benchmarking."""

@@ -1,0 +1,175 @@
+"""Policies against each other, live: one target, one cache, prompt by prompt in alternating order, differences explained."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from costmodel import CostModel
+from decoder.benchstats import Run, by_dataset, summarise
+from decoder.differences import Difference, explain_difference
+from decoder.drafters.base import Drafter
+from decoder.errors import UsageError
+from decoder.identity import target_identity
+from decoder.loop import Decoder
+from decoder.predict import predict_rates
+from decoder.prompts import Prompt, encode_prompt, prompts_sha256
+from decoder.target import Target
+from selector import TreeSelector
+from selector.pause import PauseSettings
+
+Progress = Callable[..., Any]
+DEFAULT_POLICIES = ("plain", "chain", "fixed:8", "fixed:16", "unimodal", "exact", "priced")
+PAUSING = ("exact", "priced", "plan")
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """What to run. `policies` are selector policies, or `plan` for the given plan's; `plain` is always run.
+
+    `pause` lets `exact`, `priced` and `plan` stop drafting where it does not pay; the papers' policies always draft.
+    """
+
+    policies: tuple[str, ...] = DEFAULT_POLICIES
+    max_new_tokens: int = 128
+    max_nodes: int = 64
+    top_k: int = 16
+    warmup_tokens: int = 24
+    predict: bool = True
+    pause: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse duplicates and senseless numbers."""
+        if len(set(self.policies)) != len(self.policies):
+            raise UsageError(f"policies are named twice: {', '.join(self.policies)}")
+        if self.max_new_tokens < 2:
+            raise UsageError(f"max_new_tokens must be at least 2 for a rate, got {self.max_new_tokens}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Policies in the order they are reported, plain decoding first."""
+        return ("plain", *(name for name in self.policies if name != "plain"))
+
+
+@dataclass
+class BenchResult:
+    """Everything a bench found; `record` makes the JSON document of it."""
+
+    runs: list[Run] = field(default_factory=list)
+    differences: dict[str, list[Difference]] = field(default_factory=dict)
+    predictions: dict[str, float] = field(default_factory=dict)
+    prediction_note: str | None = None
+    selector_stats: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def of(self, policy: str) -> list[Run]:
+        """The runs of one policy, in the order of the prompts."""
+        return sorted((run for run in self.runs if run.policy == policy), key=lambda run: run.prompt)
+
+
+def make_selectors(names: Sequence[str], cost: CostModel, settings: BenchSettings, plan: Any = None) -> dict[str, TreeSelector]:
+    """One fresh selector per policy; its price and counters live on from prompt to prompt."""
+    selectors = {}
+    for name in names:
+        pause = PauseSettings() if settings.pause and name in PAUSING else None
+        if name == "plan":
+            if plan is None:
+                raise UsageError("policy `plan` needs a plan", hint="make one with `selector tune`, or name it with --plan")
+            selectors[name] = TreeSelector(cost, plan=plan, pause=pause)
+        else:
+            selectors[name] = TreeSelector(cost, policy=name, max_nodes=settings.max_nodes, top_k=settings.top_k, pause=pause)
+    return selectors
+
+
+def run_bench(target: Target, drafter: Drafter | None, cost: CostModel, prompts: Sequence[Prompt], settings: BenchSettings,
+              *, plan: Any = None, progress: Progress = lambda *_args, **_kwargs: None) -> BenchResult:
+    """Decode every prompt with every policy, greedily; the order of policies is reversed at every other prompt (ABBA).
+
+    The first prompt is decoded once more beforehand, by every policy, and that is dropped. `progress(steps, note)` is
+    called after each prompt and policy. Raises what the decoder and the selectors raise.
+    """
+    begun = time.perf_counter()
+    encoded = [encode_prompt(target.tokenizer, prompt.text) for prompt in prompts]
+    selectors = make_selectors(settings.names, cost, settings, plan)
+    cache = target.new_cache()
+    decoders = {name: Decoder(target, drafter, selector, cache=cache, keep_logits=name == "plain")
+                for name, selector in selectors.items()}
+    result = BenchResult(differences={name: [] for name in settings.names})
+    for name in settings.names:
+        decoders[name].generate(encoded[0], settings.warmup_tokens)
+        progress(1, f"warm-up, {name}")
+    for place, ids in enumerate(encoded):
+        for name in settings.names if place % 2 == 0 else reversed(settings.names):
+            generation = decoders[name].generate(ids, settings.max_new_tokens)
+            result.runs.append(Run(name, place, prompts[place].dataset, generation))
+            progress(1, name)
+        _compare(result, place, prompts[place].key or str(place))
+    result.selector_stats = {name: _stats(selector) for name, selector in selectors.items()}
+    if settings.predict:
+        texts = [run.result.token_ids for run in result.of("plain")]
+        named = [name for name in settings.names if name != "plan"]
+        result.predictions, result.prediction_note = predict_rates(
+            target, drafter, cost, prompts, encoded, texts, named, top_k=settings.top_k, max_nodes=settings.max_nodes)
+    result.seconds = time.perf_counter() - begun
+    return result
+
+
+def _stats(selector: Any) -> dict[str, Any]:
+    return {"price": selector.price, "reach_scale": selector.reach_scale, **selector.stats.to_dict()}
+
+
+def _compare(result: BenchResult, place: int, label: str) -> None:
+    """Explain where the texts of one prompt leave plain decoding's, then drop the logits kept for that."""
+    here = {run.policy: run.result for run in result.runs if run.prompt == place}
+    plain = here["plain"]
+    logits = torch.cat(plain.logits)
+    plain.logits.clear()
+    for name, generation in here.items():
+        difference = explain_difference(plain.token_ids, logits, generation.token_ids, label)
+        if difference is not None:
+            result.differences[name].append(difference)
+
+
+def bench_record(result: BenchResult, target: Target, drafter: Drafter | None, cost: CostModel, prompts: Sequence[Prompt],
+                 settings: BenchSettings) -> dict[str, Any]:
+    """The bench as one JSON document: hardware, configuration, a row per policy, rows per data set. Units are in the names."""
+    policies = []
+    plain = result.of("plain")
+    for name in settings.names:
+        runs, differences = result.of(name), result.differences.get(name, [])
+        policies.append({
+            "name": name,
+            **summarise(runs, plain),
+            "predicted_tokens_per_second": result.predictions.get(name),
+            "identical_to_plain": len(runs) - len(differences),
+            "identical_share": (len(runs) - len(differences)) / max(1, len(runs)),
+            "differences": [difference.to_dict() for difference in differences],
+            "selector": result.selector_stats.get(name),
+        })
+    return {
+        "schema": "treebudget.bench",
+        "version": 1,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "identity": target_identity(target, drafter).to_dict(),
+        "hardware": {"device": cost.identity.device, "machine": platform.machine(), "torch": torch.__version__,
+                     "num_threads": torch.get_num_threads()},
+        "settings": asdict(settings),
+        "profile": {"provenance": cost.provenance, "source": cost.profile.source, "identity": cost.identity.to_dict()},
+        "prompts": {"num_prompts": len(prompts), "sha256": prompts_sha256(list(prompts))},
+        "ceiling_tokens_per_second": ceiling(cost, drafter),
+        "policies": policies,
+        "datasets": by_dataset(result.runs, settings.names),
+        "prediction_note": result.prediction_note,
+        "seconds": result.seconds,
+    }
+
+
+def ceiling(cost: CostModel, drafter: Drafter | None, context_tokens: int = 256) -> float:
+    """Tokens per second if every drafted chain were accepted whole, by the profile: what no policy can beat by much."""
+    block = 1 if drafter is None else drafter.block_size
+    return block / float(cost.round_seconds(block, context_tokens)[block - 1])

@@ -1,0 +1,64 @@
+"""`decoder bench`: policies against each other, live."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from costmodel.clitools import emit_json, json_option, note, progress, quiet_option, to_jsonable, write_atomic
+from decoder.commands.options import FILE, ModelChoice, load_cost, load_plan, model_options
+from decoder.errors import UsageError
+
+DEFAULT_POLICIES = "plain,chain,fixed:8,fixed:16,unimodal,exact,priced"
+
+
+@click.command()
+@model_options()
+@click.option("--prompts", type=FILE, default=None, help="JSON lines.  [default: the package's own prompts]")
+@click.option("--limit", type=click.IntRange(1), default=None, help="Only the first prompts.")
+@click.option("--policies", default=DEFAULT_POLICIES, show_default=True, help="Comma-separated; `plan` for the plan's own.")
+@click.option("--max-new-tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens per prompt.")
+@click.option("--max-nodes", type=click.IntRange(1), default=64, show_default=True, help="Largest tree of any policy.")
+@click.option("--top-k", type=click.IntRange(1), default=16, show_default=True, help="Candidates per depth.")
+@click.option("--profile", default=None, help="Profile name or file.  [default: the one measured here]")
+@click.option("--plan", type=FILE, default=None, help="Plan for the policy `plan`.  [default: the one tuned here, if any]")
+@click.option("--no-predict", is_flag=True, help="Leave replay's prediction out.")
+@click.option("--out", type=FILE, default=None, help="Also write the JSON record here.")
+@json_option
+@quiet_option
+def bench(models: ModelChoice, prompts: Path | None, limit: int | None, policies: str, max_new_tokens: int, max_nodes: int,
+          top_k: int, profile: str | None, plan: Path | None, no_predict: bool, out: Path | None, as_json: bool,
+          quiet: bool) -> None:
+    """Decode every prompt with every policy, interleaved, and compare with plain decoding.
+
+    \b
+    Example:
+      decoder bench --prompts prompts.jsonl --dtype float32 --policies plain,chain,fixed:8,exact,priced --json
+    """
+    import json
+
+    from decoder.bench import BenchSettings, bench_record, ceiling, run_bench
+    from decoder.benchtable import print_bench
+    from decoder.prompts import load_prompts
+
+    names = tuple(name.strip() for name in policies.split(",") if name.strip())
+    if not names:
+        raise UsageError("no policies given")
+    settings = BenchSettings(names, max_new_tokens, max_nodes, top_k, predict=not no_predict)
+    chosen = load_prompts(prompts, limit)
+    target = models.load_target()
+    drafter = models.load_drafter(target)
+    cost = load_cost(models, target, drafter, profile)
+    loaded_plan = load_plan(models, target, drafter, plan) if "plan" in names else None
+    note(f"ceiling: {ceiling(cost, drafter):.1f} tokens per second if every draft were accepted whole, by the "
+         f"{cost.provenance} profile", quiet)
+    with progress("bench", (len(chosen) + 1) * len(settings.names), quiet) as advance:
+        result = run_bench(target, drafter, cost, chosen, settings, plan=loaded_plan, progress=advance)
+    record = bench_record(result, target, drafter, cost, chosen, settings)
+    if out is not None:
+        write_atomic(out, json.dumps(to_jsonable(record), indent=2) + "\n")
+    if as_json:
+        emit_json(record)
+    else:
+        print_bench(record)

@@ -1,0 +1,60 @@
+"""`decoder trace`: record what replay and tuning need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from costmodel.clitools import emit_json, json_option, note, progress, quiet_option
+from decoder.commands.options import FILE, ModelChoice, model_options
+from decoder.errors import UsageError
+from profiles.paths import default_trace_path
+
+
+@click.command()
+@model_options()
+@click.option("--prompts", type=FILE, default=None, help="JSON lines.  [default: the package's own prompts]")
+@click.option("--limit", type=click.IntRange(1), default=None, help="Only the first prompts.")
+@click.option("--out", type=FILE, default=None, help="File.  [default: cache folder]")
+@click.option("--max-new-tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens per prompt.")
+@click.option("--top-k", type=click.IntRange(1), default=16, show_default=True, help="Candidates kept per depth.")
+@click.option("--rows", "num_rows", type=click.IntRange(1), default=16, show_default=True, help="Prompts decoded at once.")
+@json_option
+@quiet_option
+def trace(models: ModelChoice, prompts: Path | None, limit: int | None, out: Path | None, max_new_tokens: int, top_k: int,
+          num_rows: int, as_json: bool, quiet: bool) -> None:
+    """Decode every prompt once and record, at every place, what the drafter would have proposed.
+
+    What was recorded survives Ctrl-C and a kill: the same command goes on.
+
+    \b
+    Example:
+      decoder trace --prompts prompts.jsonl --out trace.safetensors
+    """
+    from decoder.prompts import encode_prompts, load_prompts
+    from decoder.tracing import record_trace
+
+    path = out or default_trace_path(models.target, models.drafter, models.dtype)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    target = models.load_target()
+    drafter = models.load_drafter(target)
+    if drafter is None:
+        raise UsageError("a trace needs a drafter")
+    chosen = encode_prompts(target.tokenizer, load_prompts(prompts, limit))
+    with progress("trace", len(chosen), quiet) as advance:
+        done = 0
+
+        def count(num_texts: int) -> None:
+            nonlocal done
+            advance(num_texts - done)
+            done = num_texts
+
+        recorded = record_trace(target, drafter, chosen, path, max_new_tokens=max_new_tokens, top_k=top_k,
+                                num_rows=num_rows, progress=count)
+    num_tokens = sum(len(text.token_ids) - text.num_prompt_tokens for text in recorded.texts)
+    if as_json:
+        emit_json({"path": str(path), "num_texts": len(recorded.texts), "num_tokens": num_tokens, "identity": recorded.identity})
+    else:
+        note(f"{len(recorded.texts)} texts, {num_tokens} tokens", quiet)
+        click.echo(str(path))

@@ -1,0 +1,119 @@
+"""Prompts files: JSON lines, read with errors that name the line, and turned into token ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from decoder.errors import PromptError
+
+KNOWN_FIELDS = ("prompt", "turns", "dataset", "key")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt: the first user turn. `key` names it within its file, `dataset` groups it in reports."""
+
+    text: str
+    dataset: str | None = None
+    key: str = ""
+
+
+def load_prompts(path: str | Path | None = None, limit: int | None = None) -> list[Prompt]:
+    """Read `path`, or the package's own demo prompts for None; at most `limit` of them.
+
+    A line is {"prompt": text} or {"turns": [text, ...]}, of which the first turn is used (later ones would need the
+    answers to earlier ones), with optional "dataset" and "key". Raises PromptError naming line and field.
+    """
+    if path is None:
+        name, text = "demo prompts", resources.files("decoder").joinpath("assets/prompts.jsonl").read_text("utf-8")
+    else:
+        name, text = str(path), _read(Path(path))
+    prompts: list[Prompt] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip() and (limit is None or len(prompts) < limit):
+            prompts.append(parse_prompt(line, f"{name}, line {number}", default_key=f"{number}"))
+    if not prompts:
+        raise PromptError(f"{name} has no prompts")
+    return prompts
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError as error:
+        raise PromptError(f"no prompts file {path}") from error
+    except (UnicodeDecodeError, IsADirectoryError) as error:
+        raise PromptError(f"{path} is not a text file in UTF-8") from error
+
+
+def parse_prompt(line: str, where: str, default_key: str = "") -> Prompt:
+    """One JSON line; `where` begins the message of a PromptError."""
+    try:
+        document = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise PromptError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+    if not isinstance(document, dict):
+        raise PromptError(f"{where}: expected an object with \"prompt\" or \"turns\", got {type(document).__name__}")
+    dataset, key = document.get("dataset"), document.get("key", default_key)
+    for field, value in (("dataset", dataset), ("key", key)):
+        if value is not None and not isinstance(value, str | int):
+            raise PromptError(f"{where}: \"{field}\" must be text, got {type(value).__name__}")
+    return Prompt(_prompt_text(document, where), None if dataset is None else str(dataset), str(key))
+
+
+def _prompt_text(document: dict[str, Any], where: str) -> str:
+    if ("prompt" in document) == ("turns" in document):
+        raise PromptError(f"{where}: expected exactly one of the fields \"prompt\" and \"turns\", got {sorted(document)}")
+    if "turns" in document:
+        turns = document["turns"]
+        if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
+            raise PromptError(f"{where}: \"turns\" must be a list of at least one text")
+        text, field = turns[0], "turns"
+    else:
+        text, field = document["prompt"], "prompt"
+    if not isinstance(text, str) or not text.strip():
+        raise PromptError(f"{where}: \"{field}\" must be text that is not empty")
+    return text
+
+
+def encode_prompt(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of one user turn, through the tokenizer's chat template where it has one.
+
+    The template is rendered to text first: what `apply_chat_template` returns for ids differs between releases.
+    """
+    if getattr(tokenizer, "chat_template", None):
+        rendered = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
+        return list(tokenizer(rendered, add_special_tokens=False).input_ids)
+    return list(tokenizer(text).input_ids)
+
+
+@dataclass
+class EncodedPrompt:
+    """A prompt as token ids, with its name and data set."""
+
+    key: str
+    dataset: str | None
+    token_ids: Sequence[int]
+
+
+def encode_prompts(tokenizer: Any, prompts: list[Prompt]) -> list[EncodedPrompt]:
+    """All prompts as token ids; keys that occur twice raise PromptError."""
+    keys = [prompt.key for prompt in prompts]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise PromptError(f"two prompts have the key {twice!r}")
+    return [EncodedPrompt(prompt.key, prompt.dataset, encode_prompt(tokenizer, prompt.text)) for prompt in prompts]
+
+
+def prompts_sha256(prompts: list[Prompt]) -> str:
+    """A checksum of the prompts' texts, for the identity of traces and records."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(prompt.text.encode("utf-8") + b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,71 @@
+"""The block-diffusion drafter in the live loop, and replay's prediction of a bench."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from decoder.bench import BenchSettings, run_bench
+from decoder.check import made_up_cost, step_seconds
+from decoder.loop import Decoder
+from decoder.predict import trace_of_texts
+from decoder.prompts import Prompt, encode_prompt
+from decoder.target import Target
+from selector import TreeSelector
+from tests.decoder.helpers import RandomTreeSelector, tiny_dflash, tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(tiny_model(), tiny_tokenizer(), name="tiny")
+
+
+def test_a_prompt_full_of_mask_tokens(target: Target) -> None:
+    """Case 17: the mask token's id in prompt and text is a token like any other."""
+    drafter = tiny_dflash(target, mask_token_id=7)
+    for prompt in ([7, 7, 3, 7], [3, 9, 7]):
+        plain = Decoder(target).generate(prompt, 30).token_ids
+        result = Decoder(target, drafter, RandomTreeSelector(5)).generate(prompt, 30)
+        assert result.token_ids == plain and result.num_prompt_tokens == len(prompt)
+
+
+def test_live_drafts_equal_teacher_forced_drafts(target: Target) -> None:
+    """What the drafter says in the loop, after lazy take-over of features, is what a trace records at that place."""
+    drafter = tiny_dflash(target)
+    prompt = Prompt("hello", None, "p")
+    ids = encode_prompt(target.tokenizer, prompt.text)
+    plain = Decoder(target).generate(ids, 20).token_ids
+    trace = trace_of_texts(target, drafter, [prompt], [ids], [plain], top_k=4)
+    seen: dict[int, torch.Tensor] = {}
+    draft = drafter.draft
+
+    def keep(root_token: int, context_tokens: int) -> torch.Tensor:
+        logits = draft(root_token, context_tokens)
+        seen[context_tokens - len(ids)] = logits
+        return logits
+
+    drafter.draft = keep
+    Decoder(target, drafter, RandomTreeSelector(2)).generate(ids, 20)
+    assert len(seen) > 5
+    for anchor, logits in seen.items():
+        expected = torch.log_softmax(logits.float(), dim=-1).topk(4).values.numpy()
+        np.testing.assert_allclose(trace.texts[0].draft_logprobs[anchor][: len(expected)], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_nan_drafts_become_plain_steps(target: Target) -> None:
+    """Case 6, drafter side: a NaN row gives a root-only tree and a counter."""
+    drafter = tiny_dflash(target)
+    drafter.head = lambda hidden: torch.full((hidden.shape[0], 61), float("nan"))
+    selector = TreeSelector(made_up_cost(1e-3), policy="fixed:16", pause=None)
+    plain = Decoder(target).generate([5, 6], 10).token_ids
+    result = Decoder(target, drafter, selector).generate([5, 6], 10)
+    assert result.token_ids == plain and result.mean_nodes == 0 and selector.stats.nan_rows > 0
+
+
+def test_predictions_by_policy(target: Target) -> None:
+    prompts = [Prompt("hello there", "a", "p1"), Prompt("what is this?", "b", "p2")]
+    settings = BenchSettings(("chain", "fixed:6", "priced"), max_new_tokens=16, max_nodes=20, top_k=8)
+    result = run_bench(target, tiny_dflash(target), made_up_cost(step_seconds(target)), prompts, settings)
+    assert set(result.predictions) >= {"plain", "chain", "fixed:6", "priced"}
+    assert all(rate > 0 for rate in result.predictions.values()) and result.prediction_note is None
