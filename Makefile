@@ -10,7 +10,7 @@ help:
 	@echo "make demo    set everything up, then profile, trace, tune and decode live with every policy"
 	@echo "make test    set everything up, then run the tests"
 	@echo "make check   ruff, mypy and the tests"
-	@echo "make docs    write docs/cli.md anew from --help"
+	@echo "make docs    write docs/cli.md and docs/structure.md anew from the code"
 	@echo "make clean   remove the virtual environment"
 
 $(READY): pyproject.toml constraints.txt
@@ -39,6 +39,7 @@ check: lint test
 
 docs: setup
 	$(BIN)/python tools/cli_reference.py docs/cli.md
+	$(BIN)/python tools/structure_page.py docs/structure.md
 
 clean:
 	rm -rf $(VENV)
