@@ -40,11 +40,12 @@ class TransformersBackend:
     """
 
     def __init__(self, target: str | Target = DEFAULT_TARGET, drafter: str | Drafter | None = DEFAULT_DRAFTER,
-                 dtype: str = DEFAULT_DTYPE, device: str = "cpu", threads: int | None = None, linear: str = "default",
-                 seed: int = 0) -> None:
+                 dtype: str = DEFAULT_DTYPE, device: str = "cpu", threads: int | None = None, linear: str = "auto",
+                 random_weights: bool = False, seed: int = 0) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
-        self.target = target if isinstance(target, Target) else Target.load(target, dtype=dtype, device=device, linear=linear)
+        self.target = target if isinstance(target, Target) else Target.load(
+            target, dtype=dtype, device=device, linear=linear, random_weights=random_weights)
         self.drafter = self._load_drafter(drafter)
         self.target.set_feature_layers(() if self.drafter is None else self.drafter.feature_layers)
         self.identity = target_identity(self.target, self.drafter)

@@ -20,7 +20,7 @@ from decoder.target import Target
 class RowsLayer(DynamicLayer):
     """Keys and values of one layer for many prompts at once, each row with a length of its own."""
 
-    def __init__(self, rows: "Rows") -> None:
+    def __init__(self, rows: Rows) -> None:
         super().__init__()
         self.rows = rows
 
@@ -36,6 +36,7 @@ class RowsLayer(DynamicLayer):
         """Write a prompt into one row (prefill) or one token into every row (step), and return what to attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states)
+        assert self.keys is not None and self.values is not None
         rows = self.rows
         if rows.prefill_row is not None:
             self.keys[rows.prefill_row, :, : key_states.shape[2]] = key_states[0]
@@ -140,7 +141,8 @@ class BatchedGenerator:
         live = [row for row, text in enumerate(self.active) if text is not None]
         rows.visible = min(rows.capacity, -(-(int(rows.positions[live].max()) + 1) // 32) * 32)
         mask = torch.arange(rows.visible, device=rows.positions.device)[None] <= rows.positions[:, None]
-        hidden, features = self.target.run_decoder(self.next_ids[:, None], rows.positions[:, None], mask[:, None, None], self.cache)
+        hidden, features = self.target.run_decoder(self.next_ids[:, None], rows.positions[:, None], mask[:, None, None],
+                                                   self.cache)
         if features is not None:
             kept = features.cpu()
             for row in live:

@@ -15,7 +15,6 @@ from decoder.identity import target_identity
 from decoder.prompts import Prompt
 from decoder.target import Target
 
-
 MANY_NODES = 100  # that many rejections in a row are no accident of a drafter worth using
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 
 from costmodel import CostModel
@@ -19,8 +18,8 @@ def trace_of_texts(target: Target, drafter: Any, prompts: Sequence[Prompt], enco
                    texts: Sequence[list[int]], top_k: int) -> Any:
     """A `selector.Trace` of prompts whose greedy texts are known: one forward per text for the features, then the drafts."""
     from decoder.batched import Continuation
-    from decoder.tracing import draft_everywhere, trace_identity
-    from selector import Trace, TraceText
+    from decoder.tracing import trace_identity, traced_text
+    from selector import Trace
 
     target.set_feature_layers(drafter.feature_layers)
     named = [SimpleNamespace(key=str(place), dataset=prompt.dataset, token_ids=ids)
@@ -31,9 +30,7 @@ def trace_of_texts(target: Target, drafter: Any, prompts: Sequence[Prompt], enco
         output = target.forward(token_ids, range(len(token_ids)), target.new_cache(len(token_ids)), logits_rows=slice(-1, None))
         assert output.features is not None
         text = Continuation(prompt.key, len(prompt.token_ids), 0, token_ids, hidden=[output.features])
-        ids, logprobs = draft_everywhere(drafter, text, top_k)
-        rows.append(TraceText(key=prompt.key, dataset=prompt.dataset, num_prompt_tokens=len(prompt.token_ids),
-                              token_ids=np.array(token_ids, dtype=np.int32), draft_token_ids=ids, draft_logprobs=logprobs))
+        rows.append(traced_text(drafter, text, top_k, prompt.dataset))
     return Trace(identity=trace_identity(target, drafter, named, max(map(len, texts)), top_k), texts=rows)
 
 

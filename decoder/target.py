@@ -53,10 +53,12 @@ class Target:
         self._check_head()
 
     @classmethod
-    def load(cls, name_or_path: str, *, dtype: str = "bfloat16", device: str = "cpu", linear: str = "default",
-             feature_layers: Sequence[int] = ()) -> Target:
+    def load(cls, name_or_path: str, *, dtype: str = "bfloat16", device: str = "cpu", linear: str = "auto",
+             feature_layers: Sequence[int] = (), random_weights: bool = False) -> Target:
         """Load by registered name ("smollm2-135m"), local folder or hub id.
 
+        `random_weights` builds the model from its configuration alone (a folder or config.json, or a hub id): what a
+        forward costs does not depend on the weights, so any architecture can be profiled without its checkpoint.
         Raises TargetMissingError where a registered target was not pulled yet, TargetError where the model cannot be
         loaded or is of a form the tree attention does not support, UsageError for an unknown dtype.
         """
@@ -64,6 +66,9 @@ class Target:
 
         if dtype not in DTYPES:
             raise UsageError(f"unknown dtype {dtype!r}: allowed are {', '.join(DTYPES)}")
+        if random_weights:
+            return cls(random_model(name_or_path, DTYPES[dtype], device), name=Path(name_or_path).stem, linear=linear,
+                       feature_layers=feature_layers)
         place = resolve_target(name_or_path)
         model = _load_model(place.location, DTYPES[dtype], local_only=place.local)
         tokenizer = _load_tokenizer(place.location, local_only=place.local)
@@ -201,6 +206,22 @@ def _load_model(location: str, dtype: torch.dtype, *, local_only: bool) -> nn.Mo
     except (OSError, ValueError) as error:
         hint = None if local_only else "give a local folder, a hub id that can be reached, or: decoder pull smollm2-135m"
         raise TargetError(f"cannot load target {location}: {str(error).strip().splitlines()[0]}", hint=hint) from error
+
+
+def random_model(name_or_path: str, dtype: torch.dtype, device: str) -> nn.Module:
+    """A model of that configuration with random weights; TargetError where no configuration can be read."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from decoder.pull import KNOWN_TARGETS, target_folder
+
+    location = str(target_folder(name_or_path)) if name_or_path in KNOWN_TARGETS else name_or_path
+    try:
+        config = AutoConfig.from_pretrained(location)
+        with torch.device(device), quiet_loading():
+            return AutoModelForCausalLM.from_config(config, **dtype_argument(dtype))
+    except (OSError, ValueError) as error:
+        raise TargetError(f"cannot read the configuration of {name_or_path}: {str(error).strip().splitlines()[0]}",
+                          hint="give a folder with config.json, or the path of a config.json") from error
 
 
 def _load_tokenizer(location: str, *, local_only: bool) -> Any:

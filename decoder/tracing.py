@@ -30,7 +30,8 @@ class TracePrompt(Protocol):
     token_ids: Sequence[int]
 
 
-def trace_identity(target: Target, drafter: Any, prompts: Iterable[TracePrompt], max_new_tokens: int, top_k: int) -> dict[str, Any]:
+def trace_identity(target: Target, drafter: Any, prompts: Iterable[TracePrompt], max_new_tokens: int,
+                   top_k: int) -> dict[str, Any]:
     """What a trace is a trace of. `prompts_sha256` covers the prompts' tokens, in order."""
     prompts = list(prompts)
     text = json.dumps([list(map(int, prompt.token_ids)) for prompt in prompts])

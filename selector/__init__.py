@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from selector.calibration import Calibration
 from selector.plan import Plan
-from selector.policies import POLICY_NAMES, Policy, parse_policy
+from selector.policies import Policy
 from selector.pool import CandidatePool
+from selector.registry import POLICY_NAMES, parse_policy
 from selector.replay import Replay, replay
 from selector.selector import TreeSelector
 from selector.trace import Trace, TraceText, TraceWriter

@@ -28,8 +28,9 @@ class BatchSelection:
         trees: in the order of the requests; a request may get the root alone, which is its plain step.
         num_verify_tokens: slots of all trees. executed_verify_tokens: what the engine runs for them, padding included.
         expected_tokens: of all requests, bonus tokens included. expected_seconds: of the shared round.
-        status: "optimal", "budget", "exhausted", "truncated:max_nodes", "truncated:top_k" (an unlisted candidate may
-            belong before the first node left out) or "degenerate-cost", as in DraftTree.
+        status: "optimal", "budget", "exhausted", "truncated:max_nodes" or "degenerate-cost", as in DraftTree; or
+            "truncated:top_k": an unlisted candidate may belong before the first node left out or, where the size is
+            fixed, before the last one taken.
     """
 
     trees: tuple[DraftTree, ...]
@@ -68,12 +69,16 @@ def executed_sizes(verify_tokens: Ints, executable: int | Sequence[int] | None) 
     Args:
         executable: None runs what is asked; an int rounds up to its multiples (a layout that is uniform over r requests
             runs multiples of r); a sequence rounds up to the next of its sizes (captured graphs).
+
+    Raises CostCurveError for sizes below 1.
     """
     if executable is None:
         return verify_tokens
-    if isinstance(executable, int):
-        return -(-verify_tokens // executable) * executable
     sizes = np.unique(np.asarray(executable, np.int64))
+    if not sizes.size or sizes[0] < 1:
+        raise CostCurveError(f"sizes an engine can run are at least 1, got {executable!r}")
+    if np.ndim(executable) == 0:
+        return -(-verify_tokens // sizes[0]) * sizes[0]
     index = np.searchsorted(sizes, verify_tokens)
     return np.where(index < len(sizes), sizes[np.minimum(index, len(sizes) - 1)], -1)
 
@@ -110,16 +115,15 @@ def select_batch(
     total = len(candidates) * bonus + np.concatenate([[0.0], np.cumsum(order.reach)])
     if total_nodes is not None:
         n = min(total_nodes, len(seconds) - 1)
-        status = "budget" if n == total_nodes else "exhausted"
-    elif is_flat(round_seconds, len(round_seconds) - 1):
+        status = "budget" if n == total_nodes else "exhausted"  # or the curve ends there
+    elif is_flat(round_seconds):
         return _degenerate(candidates, order, round_seconds, executable_verify_tokens, root_tokens, bonus)
     else:
         n = _best(total, seconds, price)
         cut_off = n == len(seconds) - 1 and (n < len(order.reach) or order.is_capped)
         status = "truncated:max_nodes" if cut_off else "optimal"
     counts = np.bincount(order.requests[:n], minlength=len(candidates))
-    left_out = order.reach[n] if n < len(order.reach) else 0.0
-    if _best_unlisted(candidates, order.expansions, counts) > left_out:
+    if _best_unlisted(candidates, order.expansions, counts) > _next_reach(order, n, fixed_size=status != "optimal"):
         status = "truncated:top_k"
     return _finish(order.expansions, counts, int(executed[n]), float(total[n]), float(seconds[n]), status, root_tokens)
 
@@ -143,7 +147,7 @@ def select_batch_uniform(
     sums = [np.concatenate([[0.0], np.cumsum(each.reach)]) for each in expansions]
     total = r * bonus + sum((each[np.minimum(sizes, len(each) - 1)] for each in sums), np.zeros(len(sizes)))
     seconds, executed = _paid(r * sizes, r, round_seconds, executable_verify_tokens)
-    flat = is_flat(round_seconds, len(round_seconds) - 1)
+    flat = is_flat(round_seconds)
     n = min(max(each.depth for each in candidates), len(seconds) - 1) if flat else _best(total, seconds, price)
     counts = np.array([min(n, len(each.reach)) for each in expansions], np.int64)
     status = "optimal" if n < len(seconds) - 1 else "truncated:max_nodes"
@@ -174,7 +178,7 @@ def _expand(candidates: Candidates, max_nodes: int) -> Expansion:
 
 
 def _caps(max_nodes: int | Sequence[int], num_requests: int) -> list[int]:
-    return [max_nodes] * num_requests if isinstance(max_nodes, int) else [int(cap) for cap in max_nodes]
+    return np.broadcast_to(np.asarray(max_nodes, np.int64), num_requests).tolist()  # type: ignore[no-any-return]
 
 
 def _paid(nodes: Ints, num_requests: int, curve: Curve, executable: int | Sequence[int] | None) -> tuple[Array, Ints]:
@@ -212,6 +216,13 @@ def _degenerate(
     reach = sum(float(e.reach[:count].sum()) for e, count in zip(order.expansions, counts, strict=True))
     total = len(candidates) * bonus + reach
     return _finish(order.expansions, counts, int(executed[n]), total, float(seconds[n]), "degenerate-cost", root_tokens)
+
+
+def _next_reach(order: _MergedOrder, n: int, fixed_size: bool) -> float:
+    """Reach of the first node left out, or of the last one taken where no further one may be; 0 where there is none."""
+    if fixed_size:
+        return float(order.reach[n - 1]) if n else 1.0
+    return float(order.reach[n]) if n < len(order.reach) else 0.0
 
 
 def _best_unlisted(candidates: Sequence[Candidates], expansions: Sequence[Expansion], counts: Ints) -> float:

@@ -21,7 +21,7 @@ from profiles.paths import (
 )
 from selector.errors import TraceError
 from selector.plan import Plan
-from selector.policies import POLICY_NAMES
+from selector.registry import POLICY_NAMES
 from selector.replay import DEFAULT_POLICIES, Replay, replay
 from selector.trace import Trace
 from selector.tune import CANDIDATES, tune

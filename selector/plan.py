@@ -13,7 +13,7 @@ from profiles.errors import FileFormatError
 from profiles.files import read_json, write_atomic
 from selector.calibration import Calibration
 from selector.errors import PlanError
-from selector.policies import parse_policy
+from selector.registry import parse_policy
 
 SCHEMA, VERSION = "treebudget.plan", 1
 

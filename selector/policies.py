@@ -1,8 +1,7 @@
-"""The rules that turn a round's proposals and a cost curve into a tree, and their registry."""
+"""The rules that turn a round's proposals and a cost curve into a tree."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selector import search
-from selector.errors import CostCurveError, PolicyError
+from selector.errors import CostCurveError
 from selector.kernels import BUDGET, END_DESCENT, END_MAX_NODES, EXACT, FIRST_DESCENT, PRICED
 from selector.pool import CandidatePool, expand_pool, expand_pool_chain
 from selector.search import Expansion
@@ -177,43 +176,3 @@ def _status(expansion: Expansion, max_nodes: int) -> str:
     if expansion.end == END_DESCENT:
         return "first-descent"
     return "optimal"
-
-
-def _no_argument(name: str, policy: Policy) -> Callable[[int | None], Policy]:
-    def make(argument: int | None) -> Policy:
-        if argument is not None:
-            raise PolicyError(f"policy {name!r} takes no number, got {argument}")
-        return policy
-
-    return make
-
-
-def _fixed(argument: int | None) -> Policy:
-    if argument is None:
-        raise PolicyError("policy 'fixed' needs a number of nodes", hint="write for example fixed:8")
-    return FixedShape("fixed", argument)
-
-
-REGISTRY: dict[str, Callable[[int | None], Policy]] = {
-    "plain": _no_argument("plain", Plain()),
-    "chain": lambda argument: FixedShape("chain", argument),
-    "fixed": _fixed,
-    "unimodal": _no_argument("unimodal", ByCost("unimodal")),
-    "exact": _no_argument("exact", ByCost("exact")),
-    "priced": _no_argument("priced", ByCost("priced")),
-}
-"""Policy name -> factory of its optional number."""
-
-POLICY_NAMES = ("plain", "chain", "chain:N", "fixed:N", "unimodal", "exact", "priced")
-
-
-def parse_policy(text: str) -> Policy:
-    """A policy from its name, such as `priced`, `chain:4` or `fixed:16`; raises PolicyError for anything else."""
-    name, colon, number = text.strip().partition(":")
-    if name not in REGISTRY:
-        raise PolicyError(f"unknown policy {text!r}; allowed are {', '.join(POLICY_NAMES)}")
-    if not colon:
-        return REGISTRY[name](None)
-    if not number.isascii() or not number.isdigit() or int(number) < 1:
-        raise PolicyError(f"policy {text!r}: what follows the colon must be a number of nodes of at least 1")
-    return REGISTRY[name](int(number))

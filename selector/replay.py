@@ -13,7 +13,9 @@ from selector.calibration import Calibration
 from selector.errors import TraceError
 from selector.metrics import acceptance_by_depth, acceptance_rate, group_indices, resamples, throughput_ratio_interval
 from selector.orders import Orders, build_orders
-from selector.policies import FixedShape, parse_policy
+from selector.playing import play_policy
+from selector.policies import FixedShape
+from selector.registry import parse_policy
 from selector.rounds import Curves, Rounds, build_curves, measured_scale, play, play_plain
 from selector.trace import Trace
 
@@ -137,7 +139,7 @@ def replay(
     for policy in parsed:
         if policy.name not in known:
             known.add(policy.name)
-            played.append((play(policy, orders, curves, price, reach_scale, adapt), "asked"))
+            played.append((play_policy(policy, orders, curves, calibration, price, reach_scale, adapt), "asked"))
     weights = resamples(orders.num_texts, num_bootstrap, seed)
     labels = [text.dataset for text in trace.texts]
     rows = [make_row(rounds, role, plain, chain, fixed, weights, labels, trace.depth) for rounds, role in played]

@@ -10,6 +10,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from selector.errors import PolicyError
 from selector.kernels import EXACT, FIRST_DESCENT, PRICED
 from selector.orders import Orders
 from selector.policies import ByCost, FixedShape, Plain, Policy, is_flat
@@ -166,7 +167,9 @@ def play(
     if isinstance(policy, FixedShape):
         number = min(policy.num_nodes or orders.ranks.shape[1], orders.max_nodes)
         kind = _CHAIN if policy.kind == "chain" else _FIXED
-    elif isinstance(policy, ByCost):
+    elif not isinstance(policy, ByCost):
+        raise PolicyError(f"policy {policy.name} has no compiled replay: use `playing.play_policy`")
+    else:
         if curves.flat:  # as the policy does: as many nodes as the draft is deep
             kind, number = _FIXED, min(orders.ranks.shape[1], orders.max_nodes)
         elif policy.name == "unimodal":

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from selector.pause import DraftingPause, PauseSettings
 from selector.plan import Plan
-from selector.policies import ByCost, Candidates, parse_policy
+from selector.policies import ByCost, Candidates
 from selector.pool import CandidatePool
 from selector.price import PriceTracker, ReachScale
+from selector.registry import parse_policy
 from selector.tree import DraftTree
 from selector.trellis import Trellis
 

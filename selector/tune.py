@@ -14,7 +14,8 @@ from selector.errors import TraceMismatch, TuneError
 from selector.metrics import resamples, throughput_ratio_interval
 from selector.orders import Orders, build_orders
 from selector.plan import Plan
-from selector.policies import ByCost, Policy, parse_policy
+from selector.policies import ByCost, Policy
+from selector.registry import parse_policy
 from selector.replay import best_chain, best_fixed, largest_replayable, what_if
 from selector.rounds import Curves, Rounds, build_curves, measured_scale, play
 from selector.trace import Trace

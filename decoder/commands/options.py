@@ -29,7 +29,7 @@ class ModelChoice:
     dtype: str = DEFAULT_DTYPE
     device: str = "cpu"
     threads: int | None = None
-    linear: str = "default"
+    linear: str = "auto"
 
     def load_target(self) -> Target:
         """Set the threads and load the target."""
@@ -64,7 +64,7 @@ def model_options(dtype: str = DEFAULT_DTYPE) -> Callable[[Command], Command]:
             click.option("--dtype", default=dtype, show_default=True, help="float32, bfloat16 or float16."),
             click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:0 ..."),
             click.option("--threads", type=click.IntRange(1), default=None, help="CPU threads.  [default: what torch chooses]"),
-            click.option("--linear", default="default", show_default=True, help="Form of the target's linear layers."),
+            click.option("--linear", default="auto", show_default=True, help="Linear layers: default, prepacked or auto."),
         ]
         for option in reversed(options):
             command = option(command)

@@ -12,8 +12,8 @@ from torch import nn
 
 from decoder.drafters.dflash_config import DFlashConfig
 from decoder.drafters.dflash_model import DFlashModel, KeysValues
-from decoder.linear import apply_linear_form
 from decoder.errors import DrafterError
+from decoder.linear import apply_linear_form
 
 
 class ContextCache:
@@ -100,7 +100,8 @@ class DFlashDrafter:
 
     def _block_masks(self, context_tokens: int) -> list[torch.Tensor | None]:
         """Per layer: None where every row sees everything, else the causal or windowed mask (1, 1, block, keys)."""
-        config, masks = self.config, []
+        config = self.config
+        masks: list[torch.Tensor | None] = []
         for causal, window in zip(config.is_causal, config.sliding_windows, strict=True):
             if not causal and window is None:
                 masks.append(None)

@@ -6,6 +6,7 @@ Parameter names are those of the public z-lab checkpoints, so that these load un
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,7 +28,7 @@ def rotate(states: torch.Tensor, rope: KeysValues) -> torch.Tensor:
 class Attention(nn.Module):
     """Grouped-query attention of block rows over context features and block rows."""
 
-    def __init__(self, config: Qwen3Config, layer: int) -> None:
+    def __init__(self, config: Any, layer: int) -> None:
         super().__init__()
         self.layer = layer
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -87,7 +87,8 @@ class Corpus:
             tensors[f"{text.key}/hidden"] = torch.cat(text.hidden)
             tensors[f"{text.key}/label_ids"] = torch.stack(text.label_ids)
             tensors[f"{text.key}/label_logprobs"] = torch.stack(text.label_logprobs)
-            rows.append({"key": text.key, "tokens": len(text.token_ids), "prompt": text.num_prompt_tokens, "free": text.free_tokens})
+            rows.append({"key": text.key, "tokens": len(text.token_ids), "prompt": text.num_prompt_tokens,
+                         "free": text.free_tokens})
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{len(list(self.folder.glob('*.safetensors'))):05d}-{batch[0].key}.safetensors"
         partial = path.with_suffix(".tmp")

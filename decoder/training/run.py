@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from decoder.target import Target
 from decoder.training.corpus import Corpus
 from decoder.training.errors import TrainingError
 from decoder.training.start import config_for_target, start_from_target
-from decoder.training.train import Trainer, TrainSettings
+from decoder.training.train import Report, Trainer, TrainSettings
 
 SHARD_TEXTS = 8
 
@@ -57,9 +57,6 @@ class TrainingRun:
     shape: DrafterShape = field(default_factory=DrafterShape)
     corpus: CorpusSettings = field(default_factory=CorpusSettings)
     training: TrainSettings = field(default_factory=TrainSettings)
-
-
-Report = Callable[[dict[str, Any]], None]
 
 
 def split_prompts(prompts: Sequence[Sequence[int]], settings: CorpusSettings) -> tuple[list[int], list[int]]:

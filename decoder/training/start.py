@@ -47,7 +47,8 @@ def start_from_target(model: DFlashModel, target: nn.Module) -> None:
     """
     source = target.get_decoder().layers  # type: ignore[operator]
     with torch.no_grad():
-        for ours, theirs in zip(model.layers, source[-len(model.layers):], strict=True):
+        layers: list[Any] = list(model.layers)
+        for ours, theirs in zip(layers, source[-len(layers):], strict=True):
             state = {name: tensor.float() for name, tensor in theirs.state_dict().items()}
             fitting = {name: state[name] for name, tensor in ours.state_dict().items()
                        if name in state and state[name].shape == tensor.shape}
@@ -59,5 +60,5 @@ def start_from_target(model: DFlashModel, target: nn.Module) -> None:
         hidden = model.fc.out_features
         model.fc.weight.normal_(std=0.02)
         model.fc.weight[:, -hidden:] += torch.eye(hidden)
-        model.hidden_norm.weight.copy_(model.layers[-1].input_layernorm.weight)
+        model.hidden_norm.weight.copy_(layers[-1].input_layernorm.weight)
         model.norm.weight.copy_(target.get_decoder().norm.weight.float())  # type: ignore[operator]

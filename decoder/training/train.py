@@ -22,6 +22,8 @@ from decoder.training.corpus import Corpus, Text
 from decoder.training.evaluate import evaluate
 from decoder.training.loss import BlocksNetwork, drafter_loss, output_vocabulary, position_weights
 
+Report = Callable[[dict[str, Any]], None]
+
 
 @dataclass(frozen=True)
 class TrainSettings:
@@ -47,8 +49,8 @@ class TrainSettings:
 class Trainer:
     """One run in one folder: `checkpoint.safetensors` while it goes on, `model.safetensors` and `record.json` at the end."""
 
-    def __init__(self, config: DFlashConfig, target: Any, corpus: Corpus, heldout: Corpus, settings: TrainSettings, work: Path,
-                 *, start: Callable[[DFlashModel], None] | None = None, report: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def __init__(self, config: DFlashConfig, target: Any, corpus: Corpus, heldout: Corpus, settings: TrainSettings,
+                 work: Path, *, start: Callable[[DFlashModel], None] | None = None, report: Report | None = None) -> None:
         torch.manual_seed(settings.seed)
         self.config, self.corpus, self.heldout, self.settings, self.work = config, corpus, heldout, settings, work
         self.report = report or (lambda line: None)
@@ -60,10 +62,9 @@ class Trainer:
         if start is not None:
             start(self.model)
         self.texts = [text for text in corpus.texts if text.num_roots >= config.block_size]
-        decayed = [p for p in self.model.parameters() if p.ndim > 1]
-        plain = [p for p in self.model.parameters() if p.ndim <= 1]
-        self.optimiser = torch.optim.AdamW([{"params": decayed, "weight_decay": settings.weight_decay},
-                                            {"params": plain, "weight_decay": 0.0}], lr=settings.learning_rate, betas=(0.9, 0.98), fused=True)
+        groups = [{"params": [p for p in self.model.parameters() if p.ndim > 1], "weight_decay": settings.weight_decay},
+                  {"params": [p for p in self.model.parameters() if p.ndim <= 1], "weight_decay": 0.0}]
+        self.optimiser = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), fused=True)
         self.frequent = corpus.frequent_tokens(self.texts, settings.frequent_tokens, self.head.shape[0])
         self.weights = position_weights(config.block_size, settings.position_decay).to(self.device)
         self.step, self.seconds, self.history = 0, 0.0, []  # type: ignore[var-annotated]
@@ -116,8 +117,8 @@ class Trainer:
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + self.step)
         texts = draw_texts(self.texts, settings.texts_per_step, random)
         batch = make_batch(self.corpus, texts, settings.roots_per_text, self.config.block_size, settings.hardness, random)
-        vocabulary = output_vocabulary(batch, self.frequent, self.head.shape[0], settings.random_tokens, generator).to(self.device)
-        batch = batch.to(self.device)
+        vocabulary = output_vocabulary(batch, self.frequent, self.head.shape[0], settings.random_tokens, generator)
+        batch, vocabulary = batch.to(self.device), vocabulary.to(self.device)
         for group in self.optimiser.param_groups:
             group["lr"] = self.learning_rate()
         # Weights are kept in float32 and cast once a step, so that every operation runs fused in bfloat16.

@@ -67,7 +67,7 @@ def build_caddtree_tree(
     if len(draft_logits) == 0 or max_budget <= 0:
         return from_tree(DraftTree.root_only(), draft_logits)
     curve = round_curve(cost_model, context_length, max_budget)
-    if is_flat(curve, max_budget):
+    if is_flat(curve):
         _, expansion = expand_logits(draft_logits, min(max_budget, len(draft_logits)))
     else:
         _, expansion = expand_logits(draft_logits, max_budget, RULES[policy], curve)

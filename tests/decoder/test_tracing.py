@@ -18,7 +18,8 @@ from selector import Trace, Trellis
 from selector.errors import TraceMismatch
 from tests.decoder.helpers import tiny_target
 
-PROMPTS = [SimpleNamespace(key=f"p{i}", dataset="odd" if i % 2 else "even", token_ids=[3 + i, 9, 27, 5 * i % 60]) for i in range(7)]
+PROMPTS = [SimpleNamespace(key=f"p{i}", dataset="odd" if i % 2 else "even", token_ids=[3 + i, 9, 27, 5 * i % 60])
+           for i in range(7)]
 
 
 def random_drafter(target: Target) -> DFlashDrafter:

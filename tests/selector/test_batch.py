@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -7,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel import CostModel
+from costmodel import CostModel, Profile
 from selector.batch import batch_curve, executed_sizes, select_batch, select_batch_uniform
 from selector.errors import CostCurveError
-from selector.policies import parse_policy
 from selector.pool import CandidatePool
+from selector.registry import parse_policy
+from selector.search import expand
 from selector.trellis import Trellis
 from tests.selector.helpers import COST_KINDS, best_sums, random_cost, random_trellis
 
@@ -86,7 +88,7 @@ def test_no_split_of_a_total_has_more_reach_than_the_merged_order(seed, total):
     rng = np.random.default_rng(seed)
     trellises = [random_trellis(rng, 3, 2, coarse=bool(seed % 2)) for _ in range(3)]
     chosen = select_batch(trellises, np.arange(1.0, 60.0), total_nodes=total)
-    sums = [np.concatenate([[0], np.cumsum(select_batch([t], np.arange(1.0, 60.0), total_nodes=14).trees[0].reach[1:])]) for t in trellises]
+    sums = [np.concatenate([[0], np.cumsum(expand(trellis, 14).reach)]) for trellis in trellises]
     best = max(
         sum(each[n] for each, n in zip(sums, split, strict=True))
         for split in product(*(range(len(each)) for each in sums))
@@ -133,10 +135,14 @@ def test_sizes_an_engine_runs():
     assert executed_sizes(tokens, None).tolist() == tokens.tolist()
     assert executed_sizes(tokens, 4).tolist() == [4, 4, 8, 12, 20]
     assert executed_sizes(tokens, [16, 4, 8]).tolist() == [4, 4, 8, 16, -1]
+    for bad in (0, [], [0, 4]):
+        with pytest.raises(CostCurveError):
+            executed_sizes(tokens, bad)
 
 
 def test_the_curve_of_a_batch_counts_every_root():
-    cost = CostModel.from_points([1, 2, 4, 8, 16, 32], [0.01, 0.011, 0.013, 0.017, 0.03, 0.05], requests_rule="total_tokens")
+    profile = Profile.from_points([1, 2, 4, 8, 16, 32], [0.01, 0.011, 0.013, 0.017, 0.03, 0.05])
+    cost = CostModel(replace(profile, requests_rule="total_tokens"))
     curve = batch_curve(cost, 4, 12, [100, 200, 300, 400])
     assert len(curve) == 13
     assert curve[0] == pytest.approx(cost.verify_seconds(4, 250, 4))

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from costmodel import CostModel
 from selector.errors import CostCurveError, PolicyError
-from selector.policies import REGISTRY, parse_policy
 from selector.pool import CandidatePool
+from selector.registry import REGISTRY, parse_policy
 from selector.trellis import Trellis
 from tests.selector.helpers import COST_KINDS, best_sums, random_cost, random_trellis
 
@@ -171,7 +171,8 @@ def test_unknown_policies_are_usage_errors(text):
 def test_names_survive_parsing():
     for name in ("plain", "chain", "chain:3", "fixed:8", "unimodal", "exact", "priced"):
         assert parse_policy(name).name == name
-    assert {name.partition(":")[0] for name in REGISTRY} == {"plain", "chain", "fixed", "unimodal", "exact", "priced"}
+    assert {name.partition(":")[0] for name in REGISTRY} == {
+        "plain", "chain", "fixed", "unimodal", "exact", "priced", "taps", "smart"}
     assert [parse_policy(name).drafts for name in ("plain", "chain", "exact")] == [False, True, True]
 
 

@@ -10,7 +10,7 @@ from selector.errors import TraceError
 from selector.metrics import acceptance_by_depth, acceptance_rate
 from selector.orders import build_orders
 from selector.plan import Plan
-from selector.policies import parse_policy
+from selector.registry import parse_policy
 from selector.replay import replay
 from selector.rounds import build_curves, play, play_at_fixed_point
 from selector.trace import Trace, TraceText

@@ -1,0 +1,256 @@
+"""From raw draft logits to a finished tree: how far from one pass over the logits, and how far ahead of plain Python.
+
+Compared, interleaved and on one thread, for every shape and budget:
+  floor       one pass over the logits (numpy's row maxima): nothing can be faster
+  ours        logits -> tree with parents, mask and positions (small top-k that grows where it was too small)
+  public      the same in the manner of the public builders: top-k of budget size and log-sum-exp over the whole
+              vocabulary (torch if it is installed, else numpy), best-first in Python, mask row by row
+  search      ours, from the candidates on
+  python      plain-Python best-first over the same candidates, its lists made beforehand
+  reference   selector/reference.py over the same candidates
+Before anything is timed, all are checked to give trees of the same sum of reach.
+
+Example: python benchmarks/selection.py --json > selection.json
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import click
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from selector.growing import expand_logits
+from selector.kernels import BUDGET
+from selector.reference import expand_in_python
+from selector.search import expand
+from selector.tree import DraftTree
+
+SHAPES = ((15, 151_936), (7, 49_152))
+BUDGETS = (64, 128, 256, 512, 1024)
+CONTEXT_TOKENS = 1000
+SEARCH_CALLS = 20  # a search takes microseconds: timed that many at a time
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one contender: median, 10th and 90th percentile of the samples."""
+
+    median_ms: float
+    low_ms: float
+    high_ms: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One shape and budget: timings by contender and the ratios asked for."""
+
+    depth: int
+    vocab: int
+    budget: int
+    num_nodes: int
+    listed_per_row: list[int]
+    timings: dict[str, Timing]
+    search_speedup_over_python: float = field(default=0.0)
+    search_speedup_over_reference: float = field(default=0.0)
+    speedup_over_public: float = field(default=0.0)
+    times_the_floor: float = field(default=0.0)
+
+
+def draft_logits(depth: int, vocab: int, seed: int = 0) -> NDArray[np.float32]:
+    """Logits as a block drafter has them: a noisy floor and a few hundred raised tokens, less sure with depth."""
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal((depth, vocab), dtype=np.float32)
+    for d in range(depth):
+        raised = rng.choice(vocab, 400, replace=False)
+        fall = (0.9 - 0.5 * d / depth) * np.log1p(np.arange(400)) * 3.0
+        logits[d, raised] += (14.0 - 2.0 * d / depth - fall + rng.standard_normal(400)).astype(np.float32)
+    return logits
+
+
+def ours(logits: NDArray[np.float32], budget: int) -> tuple[DraftTree, Any, Any]:
+    _, expansion = expand_logits(logits, budget)
+    tree = DraftTree.from_expansion(expansion, "budget")
+    return tree, tree.attention_mask(), tree.position_ids(CONTEXT_TOKENS)
+
+
+def python_best_first(
+    logprobs: list[list[float]], ids: list[list[int]], budget: int
+) -> tuple[list[int], list[int], list[int], float]:
+    """Best-first in plain Python over rows in falling order: tokens, parents, depths, sum of reach."""
+    depth, width = len(logprobs), len(logprobs[0])
+    heap = [(-logprobs[0][0], 0, 0, 0)]  # negated log reach, depth, rank, parent
+    tokens, parents, depths, total = [], [-1], [0], 0.0
+    while heap and len(tokens) < budget:
+        negated, d, rank, parent = heapq.heappop(heap)
+        tokens.append(ids[d][rank])
+        parents.append(parent)
+        depths.append(d + 1)
+        total += math.exp(-negated)
+        if rank + 1 < width:
+            heapq.heappush(heap, (negated + logprobs[d][rank] - logprobs[d][rank + 1], d, rank + 1, parent))
+        if d + 1 < depth:
+            heapq.heappush(heap, (negated - logprobs[d + 1][0], d + 1, 0, len(tokens)))
+    return tokens, parents, depths, total
+
+
+def full_top_k(logits: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Sorted top-k log-probabilities and ids of every row by whole-vocabulary operations."""
+    k = min(k, logits.shape[1])
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        tensor = torch.from_numpy(logits)
+        values, indices = torch.topk(tensor, k, dim=-1)
+        return (values - torch.logsumexp(tensor, dim=-1, keepdim=True)).numpy(), indices.numpy()
+    ids = np.argpartition(logits, -k, axis=1)[:, -k:]
+    values_there = np.take_along_axis(logits, ids, 1)
+    order = np.argsort(-values_there, axis=1)
+    top = logits.max(axis=1, keepdims=True)
+    normaliser = top + np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
+    return np.take_along_axis(values_there, order, 1) - normaliser, np.take_along_axis(ids, order, 1)
+
+
+def public(logits: NDArray[np.float32], budget: int) -> tuple[float, Any, Any, Any]:
+    logprobs, ids = full_top_k(logits, budget)
+    tokens, parents, depths, total = python_best_first(logprobs.tolist(), ids.tolist(), budget)
+    mask = np.zeros((len(parents), len(parents)), bool)
+    mask[0, 0] = True
+    for i in range(1, len(parents)):
+        mask[i, :i] = mask[parents[i], :i]
+        mask[i, i] = True
+    return total, np.array(tokens), mask, np.array(depths) + CONTEXT_TOKENS
+
+
+def contenders(logits: NDArray[np.float32], budget: int) -> tuple[dict[str, tuple[Callable[[], Any], int]], Row]:
+    """Name -> (call, calls per sample), checked against each other; and the row to be filled."""
+    trellis, expansion = expand_logits(logits, budget)
+    logprobs, ids = trellis.log_edges.tolist(), trellis.token_ids.tolist()
+    total = float(expansion.reach.sum())
+    others = {
+        "public": public(logits, budget)[0],
+        "search": float(expand(trellis, budget, BUDGET).reach.sum()),
+        "python": python_best_first(logprobs, ids, budget)[3],
+        "reference": float(expand_in_python(trellis, budget).reach.sum()),
+    }
+    for name, found in others.items():
+        if abs(found - total) > 1e-4 * total:
+            raise click.ClickException(f"{name} found a tree of another sum of reach: {found} instead of {total}")
+    calls: dict[str, tuple[Callable[[], Any], int]] = {
+        "floor": (lambda: logits.max(axis=1), 1),
+        "ours": (lambda: ours(logits, budget), 1),
+        "public": (lambda: public(logits, budget), 1),
+        "search": (lambda: expand(trellis, budget, BUDGET), SEARCH_CALLS),
+        "python": (lambda: python_best_first(logprobs, ids, budget), 1),
+        "reference": (lambda: expand_in_python(trellis, budget), 1),
+    }
+    listed = (trellis.token_ids >= 0).sum(axis=1).tolist()
+    return calls, Row(logits.shape[0], logits.shape[1], budget, len(expansion.reach), listed, {})
+
+
+def measure(calls: dict[str, tuple[Callable[[], Any], int]], repeats: int) -> dict[str, Timing]:
+    """Interleaved samples, in turn forwards and backwards, after one warm-up of each."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for repeat in range(-1, repeats):
+        for name in list(calls) if repeat % 2 else reversed(list(calls)):
+            call, count = calls[name]
+            start = time.perf_counter_ns()
+            for _ in range(count):
+                call()
+            if repeat >= 0:
+                samples[name].append((time.perf_counter_ns() - start) / count / 1e6)
+    return {
+        name: Timing(statistics.median(each), float(np.quantile(each, 0.1)), float(np.quantile(each, 0.9)), len(each))
+        for name, each in samples.items()
+    }
+
+
+def run(depth: int, vocab: int, budget: int, repeats: int) -> Row:
+    """Measure one shape and budget."""
+    calls, row = contenders(draft_logits(depth, vocab), budget)
+    timings = measure(calls, repeats)
+    median = {name: timing.median_ms for name, timing in timings.items()}
+    return Row(
+        depth, vocab, budget, row.num_nodes, row.listed_per_row, timings,
+        median["python"] / median["search"], median["reference"] / median["search"],
+        median["public"] / median["ours"], median["ours"] / median["floor"],
+    )  # fmt: skip
+
+
+def hardware() -> dict[str, Any]:
+    """What the figures belong to."""
+    model = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as lines:
+            model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+    except OSError:
+        pass
+    torch = sys.modules.get("torch")
+    return {
+        "cpu": model, "num_cpus": os.cpu_count(), "load_average": list(os.getloadavg()), "threads": 1,
+        "python": platform.python_version(), "numpy": np.__version__, "numba": numba.__version__,
+        "torch": torch.__version__ if torch else None,
+    }  # fmt: skip
+
+
+def one_thread() -> None:
+    """Load torch, if there is one, and keep everything on one thread."""
+    numba.set_num_threads(1)
+    try:
+        import torch
+
+        torch.set_num_threads(1)
+    except ImportError:
+        pass
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog="Example: python benchmarks/selection.py --json")
+@click.option("--repeats", default=9, show_default=True, help="Samples per contender.")
+@click.option("--budget", "budgets", type=int, multiple=True, default=BUDGETS, show_default=True, help="Nodes; may be repeated.")
+@click.option("--small", is_flag=True, help="Only the smaller of the two shapes.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON record on stdout.")
+def main(repeats: int, budgets: tuple[int, ...], small: bool, as_json: bool) -> None:
+    """Time tree building from raw logits against its floor and against plain Python."""
+    one_thread()
+    rows = []
+    for depth, vocab in SHAPES[1:] if small else SHAPES:
+        for budget in budgets:
+            row = run(depth, vocab, budget, repeats)
+            rows.append(row)
+            if not as_json:
+                show(row, first=budget == budgets[0])
+    if as_json:
+        record = {
+            "schema": "treebudget.benchmark.selection", "version": 1, "unit": "milliseconds", "repeats": repeats,
+            "hardware": hardware(), "rows": [asdict(row) for row in rows],
+        }  # fmt: skip
+        click.echo(json.dumps(record))
+
+
+def show(row: Row, first: bool) -> None:
+    """Print one row; the floor first."""
+    ms = {name: timing.median_ms for name, timing in row.timings.items()}
+    if first:
+        click.echo(f"\n{row.depth} x {row.vocab:,} float32: one pass over the logits takes {ms['floor']:.2f} ms")
+        click.echo(" nodes      ours  x floor    public   gain |   search    python   gain reference   gain")
+    click.echo(
+        f"{row.num_nodes:>6} {ms['ours']:>7.2f}ms {row.times_the_floor:>8.1f} {ms['public']:>7.2f}ms"
+        f" {row.speedup_over_public:>5.1f}x | {ms['search'] * 1e3:>6.1f}us {ms['python'] * 1e3:>7.0f}us"
+        f" {row.search_speedup_over_python:>5.1f}x {ms['reference'] * 1e3:>7.0f}us {row.search_speedup_over_reference:>5.1f}x"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Policy `smart`: a node is taken while it yields more per second than the tree so far, times a discount."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from selector.calibration import Calibration
+from selector.errors import PolicyError
+from selector.orders import Orders
+from selector.playing import play_any
+from selector.policies import Candidates, Curve, is_flat
+from selector.pool import CandidatePool, expand_pool
+from selector.rounds import Curves, Rounds
+from selector.search import expand
+from selector.tree import DraftTree
+
+GRID_PERCENTS = (25, 40, 50, 60, 70, 80, 90, 100, 120, 150)
+
+
+@dataclass(frozen=True)
+class Smart:
+    """SMART (arXiv 2604.09731): expand a node only if its marginal benefit over cost exceeds the tree's speed-up.
+
+    With n nodes taken, tokens T = bonus + Phi(n) and seconds c(n), the next node of reach q is taken while
+    q / (c(n + 1) - c(n)) > alpha T / c(n); both sides carry the seconds of a plain step, which cancel. The paper expands
+    level by level while drafting; with a block drafter all candidates are there at once, so they are taken in order of
+    reach: as the marginal cost does not depend on which node it is, the first one refused refuses all later ones.
+
+    Attributes:
+        percent: alpha in percent. 100 is first descent, as `unimodal`; below it, a dip may be crossed for what may come.
+    """
+
+    percent: int = 100
+    drafts = True
+
+    def __post_init__(self) -> None:
+        """Check; raises PolicyError."""
+        if self.percent < 1:
+            raise PolicyError(f"smart needs a discount of at least 1 percent, got {self.percent}")
+
+    @property
+    def name(self) -> str:
+        """`smart`, or `smart:P` for a discount of P percent."""
+        return "smart" if self.percent == 100 else f"smart:{self.percent}"
+
+    def select(
+        self,
+        candidates: Candidates,
+        table_round_seconds: Curve,
+        convex_round_seconds: Curve,
+        price: float | None,
+        max_nodes: int,
+        root_token: int = -1,
+        bonus: float = 1.0,
+    ) -> DraftTree:
+        """Nodes in order of reach while each pays its way on the convex curve. Arguments as Policy.select."""
+        limit = min(max_nodes, len(convex_round_seconds) - 1)
+        flat = is_flat(convex_round_seconds)
+        limit = min(limit, candidates.depth) if flat else limit
+        order = expand_pool(candidates, limit) if isinstance(candidates, CandidatePool) else expand(candidates, limit)
+        n = len(order.reach)
+        status = "degenerate-cost" if flat else "exhausted" if n < limit else "truncated:max_nodes"
+        if not flat and n:
+            cost = convex_round_seconds[: n + 1]
+            tokens = bonus + np.concatenate([[0.0], np.cumsum(order.reach[:-1])])
+            pays = order.reach * cost[:-1] > self.percent / 100 * tokens * np.diff(cost)
+            if not pays.all():
+                n, status = int(np.argmin(pays)), "first-descent"
+        seconds = float(table_round_seconds[n]) if n < len(table_round_seconds) else None
+        return DraftTree.from_expansion(order._replace(num_chosen=n), status, root_token, seconds)
+
+
+def tune_smart(
+    orders: Orders, curves: Curves, calibration: Calibration | None = None, percents: Iterable[int] = GRID_PERCENTS
+) -> tuple[Smart, Rounds]:
+    """The discount with the most tokens per second on a trace, and how it played."""
+    played = [(Smart(int(percent)), play_any(Smart(int(percent)), orders, curves, calibration)) for percent in percents]
+    if not played:
+        raise PolicyError("tuning smart needs at least one discount")
+    return max(played, key=lambda pair: pair[1].tokens_per_second)

@@ -1,0 +1,136 @@
+"""Policy `taps`: nodes by utility, that is reach over a cost by depth, up to a size or down to a threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selector.calibration import Calibration
+from selector.errors import PolicyError
+from selector.orders import Orders
+from selector.playing import play_any
+from selector.policies import Candidates, Curve
+from selector.pool import CandidatePool, expand_pool
+from selector.rounds import Curves, Rounds
+from selector.search import Expansion, expand
+from selector.tree import DraftTree
+
+GRID_NODES, GRID_THRESHOLDS, GRID_DEPTH_WEIGHTS = (4, 8, 16, 32, 64, 128), (0.0, 0.01, 0.03, 0.1), (0.0, 0.05, 0.2)
+
+
+@dataclass(frozen=True)
+class Taps:
+    """TAPS (arXiv 2606.00487, section 4.3): a compact prefix-closed subtree of a larger pool of candidates.
+
+    Utility of a node v is reach(v) / (1 + node_weight + depth_weight depth(v)). Nodes enter by falling utility, their
+    ancestors with them, until `max_nodes` are in or the utility is below the threshold. With weights of at least 0 no
+    node's utility exceeds its parent's (its reach is no larger, its divisor no smaller), so the first nodes by utility
+    are prefix-closed as they are.
+
+    Attributes:
+        max_nodes: N_max. pool_nodes: N_pool, candidates of highest reach that are looked at. top_k: K, children of one
+        parent among them. utility_threshold, node_weight, depth_weight: as above. Defaults: the public code's.
+    """
+
+    max_nodes: int = 192
+    pool_nodes: int = 2048
+    top_k: int = 16
+    utility_threshold: float = 0.0
+    node_weight: float = 0.0
+    depth_weight: float = 0.004
+    drafts = True
+
+    def __post_init__(self) -> None:
+        """Check; raises PolicyError."""
+        if min(self.max_nodes, self.pool_nodes, self.top_k) < 1:
+            raise PolicyError(f"taps needs max_nodes, pool_nodes and top_k of at least 1, got {self}")
+        if not all(value >= 0 for value in (self.node_weight, self.depth_weight, self.utility_threshold)):
+            raise PolicyError(f"taps needs weights and a threshold of at least 0, got {self}")
+
+    @property
+    def name(self) -> str:
+        """`taps`, or `taps:N` for another N_max than the default's."""
+        return "taps" if self.max_nodes == Taps.max_nodes else f"taps:{self.max_nodes}"
+
+    def utility(self, reach: NDArray[np.float64], depths: NDArray[np.int32]) -> NDArray[np.float64]:
+        """(m,) what a node is worth per unit of its cost."""
+        return reach / (1.0 + self.node_weight + self.depth_weight * depths)
+
+    def select(
+        self,
+        candidates: Candidates,
+        table_round_seconds: Curve,
+        convex_round_seconds: Curve,
+        price: float | None,
+        max_nodes: int,
+        root_token: int = -1,
+        bonus: float = 1.0,
+    ) -> DraftTree:
+        """The nodes of highest utility; the cost curve is not looked at. Arguments as Policy.select.
+
+        Status "budget" if `max_nodes` were taken, "threshold" if the rest is not useful enough, "exhausted" if there
+        is no more.
+        """
+        is_pool = isinstance(candidates, CandidatePool)
+        pool = expand_pool(candidates, self.pool_nodes) if is_pool else expand(candidates, self.pool_nodes)  # type: ignore[arg-type]
+        listed = np.flatnonzero(within_top_k(pool, self.top_k))
+        utility = self.utility(pool.reach[listed], pool.depths[listed])
+        order = np.argsort(-utility, kind="stable")
+        useful = int(np.count_nonzero(utility >= self.utility_threshold))
+        limit = min(self.max_nodes, max_nodes)
+        nodes = np.sort(listed[order[: min(useful, limit)]])
+        status = "budget" if len(nodes) == limit else "threshold" if useful < len(listed) else "exhausted"
+        n = len(nodes)
+        seconds = float(table_round_seconds[n]) if n < len(table_round_seconds) else None
+        return DraftTree.from_expansion(subset(pool, nodes), status, root_token, seconds)
+
+
+def within_top_k(pool: Expansion, top_k: int) -> NDArray[np.bool_]:
+    """(m,) nodes that, and whose ancestors, are among the `top_k` first children of their parents."""
+    m = len(pool.parents)
+    by_parent = np.argsort(pool.parents, kind="stable")
+    first = np.searchsorted(pool.parents[by_parent], pool.parents[by_parent])  # where a node's group of siblings starts
+    listed = np.ones(m + 1, bool)  # by slot
+    listed[1 + by_parent] = np.arange(m) - first < top_k
+    if not listed.all():
+        for slot, parent in enumerate(pool.parents.tolist(), start=1):
+            listed[slot] &= listed[parent]
+    return listed[1:]
+
+
+def subset(pool: Expansion, nodes: NDArray[np.intp]) -> Expansion:
+    """A prefix-closed set of nodes, given by rising index, as an expansion of its own."""
+    slots = np.zeros(len(pool.parents) + 1, np.int32)
+    slots[1 + nodes] = np.arange(1, len(nodes) + 1)
+    return Expansion(
+        pool.depths[nodes], pool.token_ids[nodes], slots[pool.parents[nodes]], pool.reach[nodes], len(nodes), pool.end, False
+    )
+
+
+def tune_taps(
+    orders: Orders,
+    curves: Curves,
+    calibration: Calibration | None = None,
+    max_nodes: Iterable[int] = GRID_NODES,
+    thresholds: Iterable[float] = GRID_THRESHOLDS,
+    depth_weights: Iterable[float] = GRID_DEPTH_WEIGHTS,
+    start: Taps | None = None,
+) -> tuple[Taps, Rounds]:
+    """The settings with the most tokens per second on a trace, and how they played.
+
+    `node_weight` only scales the threshold, so it is left as it is. Every combination is played over all texts.
+    """
+    base = start or Taps()
+    best: tuple[Taps, Rounds] | None = None
+    for nodes, threshold, weight in product(max_nodes, thresholds, depth_weights):
+        policy = replace(base, max_nodes=int(nodes), utility_threshold=float(threshold), depth_weight=float(weight))
+        played = play_any(policy, orders, curves, calibration)
+        if best is None or played.tokens_per_second > best[1].tokens_per_second:
+            best = policy, played
+    if best is None:
+        raise PolicyError("tuning taps needs at least one value of every setting")
+    return best
