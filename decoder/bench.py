@@ -17,7 +17,7 @@ from decoder.drafters.base import Drafter
 from decoder.errors import UsageError
 from decoder.identity import target_identity
 from decoder.loop import Decoder
-from decoder.predict import predict_rates
+from decoder.predict import Prediction, predict
 from decoder.prompts import Prompt, encode_prompt, prompts_sha256
 from decoder.target import Target
 from selector import TreeSelector
@@ -62,8 +62,7 @@ class BenchResult:
 
     runs: list[Run] = field(default_factory=list)
     differences: dict[str, list[Difference]] = field(default_factory=dict)
-    predictions: dict[str, float] = field(default_factory=dict)
-    prediction_note: str | None = None
+    prediction: Prediction = field(default_factory=Prediction)
     selector_stats: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -112,9 +111,8 @@ def run_bench(target: Target, drafter: Drafter | None, cost: CostModel, prompts:
     result.selector_stats = {name: _stats(selector) for name, selector in selectors.items()}
     if settings.predict:
         texts = [run.result.token_ids for run in result.of("plain")]
-        named = [name for name in settings.names if name != "plan"]
-        result.predictions, result.prediction_note = predict_rates(
-            target, drafter, cost, prompts, encoded, texts, named, top_k=settings.top_k, max_nodes=settings.max_nodes)
+        result.prediction = predict(target, drafter, cost, prompts, encoded, texts, settings.names, plan=plan,
+                                    top_k=settings.top_k, max_nodes=settings.max_nodes)
     result.seconds = time.perf_counter() - begun
     return result
 
@@ -145,7 +143,7 @@ def bench_record(result: BenchResult, target: Target, drafter: Drafter | None, c
         policies.append({
             "name": name,
             **summarise(runs, plain),
-            "predicted_tokens_per_second": result.predictions.get(name),
+            "predicted_tokens_per_second": result.prediction.rates.get(name),
             "identical_to_plain": len(runs) - len(differences),
             "identical_share": (len(runs) - len(differences)) / max(1, len(runs)),
             "differences": [difference.to_dict() for difference in differences],
@@ -164,7 +162,8 @@ def bench_record(result: BenchResult, target: Target, drafter: Drafter | None, c
         "ceiling_tokens_per_second": ceiling(cost, drafter),
         "policies": policies,
         "datasets": by_dataset(result.runs, settings.names),
-        "prediction_note": result.prediction_note,
+        "prediction_note": result.prediction.note,
+        "selection": result.prediction.selection,
         "seconds": result.seconds,
     }
 

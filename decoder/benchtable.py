@@ -90,6 +90,9 @@ def print_bench(record: dict[str, Any], console: Console | None = None) -> None:
         console.print(line)
     if record["prediction_note"]:
         console.print(f"no prediction: {record['prediction_note']}")
+    for row in record["selection"]:
+        console.print(f"search for {row['num_nodes']:.0f} nodes: {row['search_microseconds']:.0f} us, "
+                      f"{row['python_over_search']:.1f} times faster than plain Python on the same drafts")
     console.print(f"ceiling {record['ceiling_tokens_per_second']:.1f} tokens/s; profile {record['profile']['provenance']}; "
                   f"{record['seconds']:.0f} s in all")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from costmodel import CostModel
 from decoder.prompts import Prompt
+from decoder.selectiontiming import selection_times
 from decoder.target import Target
 
 
@@ -34,14 +36,30 @@ def trace_of_texts(target: Target, drafter: Any, prompts: Sequence[Prompt], enco
     return Trace(identity=trace_identity(target, drafter, named, max(map(len, texts)), top_k), texts=rows)
 
 
-def predict_rates(target: Target, drafter: Any, cost: CostModel, prompts: Sequence[Prompt], encoded: Sequence[list[int]],
-                  texts: Sequence[list[int]], policies: Sequence[str], *, top_k: int,
-                  max_nodes: int) -> tuple[dict[str, float], str | None]:
-    """Replay's tokens per second by policy, and a note where there is no prediction."""
+@dataclass(frozen=True)
+class Prediction:
+    """What replay says of the texts a bench decoded: `rates` in tokens per second by policy; `note` where there are none.
+
+    `selection` compares the compiled search with plain Python on the texts' own drafts (`selectiontiming`).
+    """
+
+    rates: dict[str, float] = field(default_factory=dict)
+    note: str | None = None
+    selection: list[dict[str, float]] = field(default_factory=list)
+
+
+def predict(target: Target, drafter: Any, cost: CostModel, prompts: Sequence[Prompt], encoded: Sequence[list[int]],
+            texts: Sequence[list[int]], policies: Sequence[str], *, plan: Any = None, top_k: int, max_nodes: int) -> Prediction:
+    """Replay the policies on the texts; `plan` among them is replayed with the plan's calibration, price and size."""
     if drafter is None or not hasattr(drafter, "draft_hidden_at"):
-        return {}, "this drafter cannot draft at every place of a known text, so there is no prediction"
+        return Prediction(note="this drafter cannot draft at every place of a known text, so there is no prediction")
     from selector.replay import replay
 
     trace = trace_of_texts(target, drafter, prompts, encoded, texts, top_k)
-    outcome = replay(trace, cost, list(policies), max_nodes=max_nodes)
-    return {row.name: float(row.tokens_per_second) for row in outcome.rows}, None
+    outcome = replay(trace, cost, [name for name in policies if name != "plan"], max_nodes=max_nodes)
+    rates = {row.name: float(row.tokens_per_second) for row in outcome.rows}
+    if plan is not None and "plan" in policies:
+        tuned = replay(trace, cost, [plan.policy], max_nodes=plan.max_nodes, calibration=plan.calibration, price=plan.price,
+                       reach_scale=plan.reach_scale)
+        rates["plan"] = float(tuned.row(plan.policy).tokens_per_second)
+    return Prediction(rates, None, selection_times(trace))

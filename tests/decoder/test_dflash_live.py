@@ -67,5 +67,6 @@ def test_predictions_by_policy(target: Target) -> None:
     prompts = [Prompt("hello there", "a", "p1"), Prompt("what is this?", "b", "p2")]
     settings = BenchSettings(("chain", "fixed:6", "priced"), max_new_tokens=16, max_nodes=20, top_k=8)
     result = run_bench(target, tiny_dflash(target), made_up_cost(step_seconds(target)), prompts, settings)
-    assert set(result.predictions) >= {"plain", "chain", "fixed:6", "priced"}
-    assert all(rate > 0 for rate in result.predictions.values()) and result.prediction_note is None
+    assert set(result.prediction.rates) >= {"plain", "chain", "fixed:6", "priced"}
+    assert all(rate > 0 for rate in result.prediction.rates.values()) and result.prediction.note is None
+    assert [row["num_nodes"] for row in result.prediction.selection] == [8, 16, 64]
