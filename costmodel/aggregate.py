@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -10,13 +11,29 @@ from costmodel.cells import StageCell, VerifyCell
 from costmodel.errors import MeasurementError
 from costmodel.identity import Identity
 from costmodel.partial import Sample
-from costmodel.plan import MeasurePlan, Shape
+from costmodel.plan import Shape
 from costmodel.profile import Profile, now_utc
 from costmodel.statistics import DRIFT_RELATIVE, drifts, summarize
 
 
-def build_profile(identity: Identity, plan: MeasurePlan, samples: Sequence[Sample], notes: Iterable[str] = ()) -> Profile:
+class Seeded(Protocol):
+    """What is needed of a plan here."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of the order of samples."""
+
+
+def build_profile(
+    identity: Identity,
+    plan: Seeded,
+    samples: Sequence[Sample],
+    notes: Iterable[str] = (),
+    executable: Sequence[int] | None = None,
+) -> Profile:
     """The profile of the samples of one run (or of several that resumed each other).
+
+    `executable` lists the sizes the engine says it runs; None takes those seen, where it pads.
 
     A padded size is filed under the rows that were executed. Raises MeasurementError where nothing was timed.
     """
@@ -37,7 +54,8 @@ def build_profile(identity: Identity, plan: MeasurePlan, samples: Sequence[Sampl
         raise MeasurementError("nothing was timed, so there is no profile")
     num_rounds = 1 + max(sample.round_index for sample in samples)
     all_notes = [*notes, *reference_notes(samples)]
-    pads = identity.mode in ("captured", "padded")
+    if executable is None and identity.mode in ("captured", "padded"):
+        executable = [cell.verify_tokens for cell in verify]
     return Profile(
         identity=identity,
         provenance="measured",
@@ -46,7 +64,7 @@ def build_profile(identity: Identity, plan: MeasurePlan, samples: Sequence[Sampl
         verify=tuple(verify),
         stages=tuple(stages),
         notes=tuple(all_notes),
-        executable_verify_tokens=tuple(sorted({cell.verify_tokens for cell in verify})) if pads else None,
+        executable_verify_tokens=None if executable is None else tuple(sorted(set(executable))),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -94,18 +94,29 @@ def cell_to_dict(cell: VerifyCell | StageCell) -> dict[str, Any]:
 
 
 def cells_to_grids(cells: list[VerifyCell]) -> list[dict[str, Any]]:
-    """Cells that carry nothing but seconds, as one compact object per batch and set of sizes."""
-    rows: dict[tuple[int, int], dict[int, float]] = {}
+    """Cells without samples and flags, as one compact object per batch and set of sizes.
+
+    `high_seconds_by_context_tokens` is there where cells carry an interval, and `low_...` where its lower end is not the
+    seconds themselves.
+    """
+    rows: dict[tuple[int, int, bool], dict[int, VerifyCell]] = {}
     for cell in cells:
-        rows.setdefault((cell.num_requests, cell.context_tokens), {})[cell.verify_tokens] = cell.seconds
-    grids: dict[tuple[int, tuple[int, ...]], dict[str, list[float]]] = {}
-    for (requests, context), row in sorted(rows.items()):
+        rows.setdefault((cell.num_requests, cell.context_tokens, cell.high_seconds is not None), {})[cell.verify_tokens] = cell
+    groups: dict[tuple[int, bool, tuple[int, ...]], dict[int, list[VerifyCell]]] = {}
+    for (requests, context, bounded), row in sorted(rows.items()):
         sizes = tuple(sorted(row))
-        grids.setdefault((requests, sizes), {})[str(context)] = [row[size] for size in sizes]
-    return [
-        {"num_requests": requests, "verify_tokens": list(sizes), "seconds_by_context_tokens": seconds}
-        for (requests, sizes), seconds in grids.items()
-    ]
+        groups.setdefault((requests, bounded, sizes), {})[context] = [row[size] for size in sizes]
+    grids: list[dict[str, Any]] = []
+    for (requests, bounded, sizes), lines in groups.items():
+        grid: dict[str, Any] = {"num_requests": requests, "verify_tokens": list(sizes)}
+        names = ["seconds"]
+        if bounded:
+            same = all(cell.low_seconds == cell.seconds for line in lines.values() for cell in line)
+            names += ["high_seconds"] if same else ["low_seconds", "high_seconds"]
+        for name in names:
+            grid[f"{name}_by_context_tokens"] = {str(at): [getattr(cell, name) for cell in line] for at, line in lines.items()}
+        grids.append(grid)
+    return grids
 
 
 def cells_from_grid(grid: Mapping[str, Any]) -> list[VerifyCell]:
@@ -113,10 +124,31 @@ def cells_from_grid(grid: Mapping[str, Any]) -> list[VerifyCell]:
     cells = []
     try:
         sizes, requests = grid["verify_tokens"], grid.get("num_requests", 1)
-        for context, seconds in grid["seconds_by_context_tokens"].items():
-            if len(seconds) != len(sizes):
+        rows = grid["seconds_by_context_tokens"]
+        highs = grid.get("high_seconds_by_context_tokens", {})
+        lows = grid.get("low_seconds_by_context_tokens", rows if highs else {})
+        for context, seconds in rows.items():
+            high = highs.get(context, [None] * len(sizes))
+            low = lows.get(context, [None] * len(sizes))
+            if not len(seconds) == len(high) == len(low) == len(sizes):
                 raise ProfileError(f"verify_grid at context {context} has {len(seconds)} seconds for {len(sizes)} sizes")
-            cells += [VerifyCell(size, int(context), requests, value) for size, value in zip(sizes, seconds, strict=True)]
+            points = zip(sizes, seconds, low, high, strict=True)
+            cells += [VerifyCell(size, int(context), requests, *values) for size, *values in points]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ProfileError(f"verify_grid is malformed: {error!r}") from error
     return cells
+
+
+def pack_sizes(sizes: Sequence[int]) -> list[int] | dict[str, int]:
+    """A list of sizes, or {"first", "last"} where it is one run of whole numbers."""
+    run = len(sizes) > 2 and list(sizes) == list(range(sizes[0], sizes[-1] + 1))
+    return {"first": sizes[0], "last": sizes[-1]} if run else list(sizes)
+
+
+def unpack_sizes(packed: Any) -> tuple[int, ...] | None:
+    """The inverse of `pack_sizes`; None stays None."""
+    if packed is None:
+        return None
+    if isinstance(packed, Mapping):
+        return tuple(range(int(packed["first"]), int(packed["last"]) + 1))
+    return tuple(int(size) for size in packed)

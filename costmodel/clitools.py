@@ -150,7 +150,9 @@ class _SparseLines:
         if now - self.printed >= SPARSE_SECONDS:
             self.printed = now
             of = f"/{self.total:g}" if self.total else ""
-            click.echo(f"{self.description}: {self.done:g}{of} {note}".rstrip(), err=True)
+            left = (now - self.started) * (self.total / self.done - 1) if self.total and self.done else 0.0
+            about = f", about {left:.0f} s left" if left > 0 and " left" not in note else ""
+            click.echo(f"{self.description}: {self.done:.4g}{of} {note}{about}".rstrip(), err=True)
 
     def finish(self) -> None:
         click.echo(f"{self.description}: done in {time.monotonic() - self.started:.1f} s", err=True)

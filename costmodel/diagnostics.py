@@ -156,12 +156,14 @@ def _relative_gaps(cells: Sequence[VerifyCell], requests: int, table: TableCost,
 
 
 def _beyond_noise(cliffs: Sequence[Cliff], cells: Sequence[VerifyCell]) -> tuple[Cliff, ...]:
-    """Cliffs whose two ends do not overlap between the 10th and 90th percentile, where those are known."""
-    spread = {(cell.num_requests, cell.context_tokens, cell.verify_tokens): cell for cell in cells}
+    """Cliffs whose two ends do not overlap between the 10th and 90th percentile, where those were sampled."""
+    spread = {(cell.num_requests, cell.context_tokens, cell.verify_tokens): cell for cell in cells if cell.num_samples}
 
     def real(cliff: Cliff) -> bool:
-        before = spread[cliff.num_requests, cliff.context_tokens, cliff.from_verify_tokens].high_seconds
-        after = spread[cliff.num_requests, cliff.context_tokens, cliff.to_verify_tokens].low_seconds
+        first = spread.get((cliff.num_requests, cliff.context_tokens, cliff.from_verify_tokens))
+        second = spread.get((cliff.num_requests, cliff.context_tokens, cliff.to_verify_tokens))
+        before = None if first is None else first.high_seconds
+        after = None if second is None else second.low_seconds
         return before is None or after is None or before < after
 
     return tuple(cliff for cliff in cliffs if real(cliff))

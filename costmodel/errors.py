@@ -6,13 +6,19 @@ from profiles.errors import FileFormatError, TreebudgetError, UsageError
 
 __all__ = [
     "BackendNotFound",
+    "ConstantTokens",
     "FileFormatError",
     "FitError",
     "IdentityMismatch",
     "MeasurementError",
+    "ModeMismatch",
+    "NoVerifyCalls",
+    "NotMeasured",
+    "OpsNotInstalled",
     "ProfileError",
     "RequestsNotMeasured",
     "RowsMismatch",
+    "SizeNotExecutable",
     "TreebudgetError",
     "UsageError",
 ]
@@ -35,6 +41,10 @@ class IdentityMismatch(TreebudgetError):
         self.found = found
 
 
+class ModeMismatch(IdentityMismatch):
+    """A profile of one engine mode (eager, captured, padded) was offered for another; their costs differ by factors."""
+
+
 class FitError(TreebudgetError):
     """No cost curve can be fitted to these points."""
 
@@ -49,6 +59,26 @@ class MeasurementError(TreebudgetError):
 
 class RowsMismatch(MeasurementError):
     """A backend executed another number of rows, nodes or tokens than it was asked for."""
+
+
+class NoVerifyCalls(RowsMismatch):
+    """A backend was asked to verify and the target ran no forward at all."""
+
+
+class ConstantTokens(MeasurementError):
+    """A mixture of experts was timed on one repeated token id, which wakes only that token's experts."""
+
+
+class SizeNotExecutable(MeasurementError):
+    """Raised by a backend for a size that its runtime cannot execute; the profiler then leaves that size out."""
+
+
+class NotMeasured(TreebudgetError):
+    """A measurement was required, and there is only something composed, published or estimated."""
+
+
+class OpsNotInstalled(TreebudgetError):
+    """The operator tables (the extra `ops`) are not installed."""
 
 
 class BackendNotFound(TreebudgetError):

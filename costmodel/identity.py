@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from costmodel.errors import IdentityMismatch, UsageError
+from costmodel.errors import IdentityMismatch, ModeMismatch, UsageError
 
 MODES = ("eager", "captured", "padded")
 
@@ -51,7 +51,7 @@ class Identity:
         return asdict(self)
 
     def check(self, expected: Identity | Mapping[str, Any], fields: Iterable[str] | None = None, what: str = "profile") -> None:
-        """Raise IdentityMismatch naming the first field in which this identity differs from `expected`.
+        """Raise IdentityMismatch (ModeMismatch for `mode`) naming the first field in which this identity differs from `expected`.
 
         `fields` limits the comparison; by default all but `engine_version` are compared. Two targets of other names but
         known, equal shapes cost the same, so `target` is compared only where a shape is missing.
@@ -65,7 +65,7 @@ class Identity:
             if name == "model_shape":
                 _check_shape(mine[name], other[name], what)
             elif mine[name] is not None and other[name] is not None and mine[name] != other[name]:
-                raise IdentityMismatch(name, other[name], mine[name], what)
+                raise (ModeMismatch if name == "mode" else IdentityMismatch)(name, other[name], mine[name], what)
 
     def _compared(self, other: Mapping[str, Any]) -> tuple[str, ...]:
         skipped = {"engine_version"}

@@ -8,26 +8,27 @@ from collections.abc import Callable
 
 import numpy as np
 
+from costmodel.adaptive import AdaptivePlan, AdaptiveSession
 from costmodel.aggregate import build_profile
 from costmodel.backend import Backend
-from costmodel.errors import MeasurementError, RowsMismatch
+from costmodel.errors import SizeNotExecutable
 from costmodel.partial import Sample, SampleLog
-from costmodel.plan import MeasurePlan, Shape
+from costmodel.plan import MeasurePlan, Shape, declared_sizes
 from costmodel.profile import Profile
+from costmodel.timing import Clock, Timer
 
-Clock = Callable[[], float]
 Progress = Callable[..., None]
 
 
 def profile_backend(
     backend: Backend,
-    plan: MeasurePlan | None = None,
+    plan: MeasurePlan | AdaptivePlan | None = None,
     *,
     partial_path: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     clock: Clock = time.perf_counter,
 ) -> Profile:
-    """Time every shape of `plan` on `backend` and return the profile of medians.
+    """Time every shape of `plan` on `backend` and return the profile of medians; an AdaptivePlan chooses as it goes.
 
     Each round visits every place (context, batch) in random order and times every shape there once, in random order; the
     first pass of a process is warm-up and is dropped. With `partial_path` every sample is on disk before the next one
@@ -38,11 +39,12 @@ def profile_backend(
     plan = plan or MeasurePlan()
     log = SampleLog(partial_path, plan.key(backend.identity))
     try:
-        session = _Session(backend, plan, log, progress or _silent, clock)
+        kind = AdaptiveSession if isinstance(plan, AdaptivePlan) else _Session
+        session = kind(backend, plan, log, progress or _silent, clock)  # type: ignore[arg-type]
         session.run()
     finally:
         log.close()
-    return build_profile(backend.identity, plan, log.samples, session.notes)
+    return build_profile(backend.identity, plan, log.samples, session.notes, session.executable)
 
 
 def num_steps(plan: MeasurePlan) -> int:
@@ -64,9 +66,12 @@ class _Session:
         self.log = log
         self.progress = progress
         self.clock = clock
+        self.timer = Timer(backend, clock)
         self.done = {(sample.round_index, sample.shape) for sample in log.samples if sample.role == "grid"}
         self.has_drafter = True
         self.notes: list[str] = []
+        self.refused: set[int] = set()
+        self.executable = declared_sizes(backend)
 
     def run(self) -> None:
         """Warm up, then time rounds until the plan is met or its time is over."""
@@ -98,14 +103,26 @@ class _Session:
         return self.backend.draft() > 0
 
     def _shapes(self, place: tuple[int, int]) -> list[Shape]:
-        return self.plan.shapes(*place, has_drafter=self.has_drafter)
+        shapes = self.plan.shapes(*place, has_drafter=self.has_drafter)
+        return [shape for shape in shapes if shape.stage != "verify" or shape.size not in self.refused]
+
+    def _try(self, shape: Shape) -> None:
+        """Time once for nothing; a size that the runtime cannot execute is left out from here on."""
+        try:
+            self.timer.time(shape)
+        except SizeNotExecutable:
+            self.refused.add(shape.size)
+            self.notes.append(f"the runtime cannot execute {shape.size} verify tokens; nothing is interpolated across it")
+            if self.executable is None:
+                self.executable = [size for size in self.plan.verify_tokens]
+            self.executable = [size for size in self.executable if size != shape.size]
 
     def _warm_up(self) -> None:
         """Run every shape once and drop it; also learns whether there is a drafter."""
         for place in self.plan.places():
             self.has_drafter = self._drafts(place)
-            for shape in self._shapes(place):
-                self._time(shape)
+            for shape in list(self._shapes(place)):
+                self._try(shape)
                 self.progress(1, f"warm-up, context {place[0]}")
 
     def _round(self, index: int, deadline: float) -> bool:
@@ -123,7 +140,7 @@ class _Session:
             if self.clock() > deadline:
                 return False
             self.backend.prepare(*place)
-            self._time(Shape("verify", self.plan.reference.size, *place))  # the first call after a new cache is not typical
+            self.timer.time(Shape("verify", self.plan.reference.size, *place))  # the first call after a new cache is not typical
             for shape in open_shapes:
                 self._keep(index, "grid", shape)
                 self.progress(1, f"round {index + 1} of {self.plan.max_rounds}, context {place[0]}")
@@ -133,37 +150,9 @@ class _Session:
     def _reference(self, index: int) -> None:
         reference = self.plan.reference
         self.backend.prepare(reference.context_tokens, reference.num_requests)
-        self._time(reference)
+        self.timer.time(reference)
         self._keep(index, "reference", reference)
 
     def _keep(self, index: int, role: str, shape: Shape) -> None:
-        executed, seconds = self._time(shape)
+        executed, seconds = self.timer.time(shape)
         self.log.append(Sample(index, role, shape, executed, seconds))
-
-    def _time(self, shape: Shape) -> tuple[int, float]:
-        """What one call executed, and its seconds from an idle device to an idle device."""
-        call = {"verify": self.backend.verify, "select": self.backend.select, "commit": self.backend.commit}.get(shape.stage)
-        self.backend.synchronize()
-        started = self.clock()
-        executed = self.backend.draft() if call is None else call(shape.size)
-        self.backend.synchronize()
-        seconds = self.clock() - started
-        self._check(shape, int(executed))
-        if seconds < 0 or (shape.stage == "verify" and not seconds > 0):
-            raise MeasurementError(f"the clock says that {shape} took {seconds} s")
-        return int(executed), seconds
-
-    def _check(self, shape: Shape, executed: int) -> None:
-        unit = {"verify": "rows", "draft": "block size", "select": "nodes", "commit": "tokens"}[shape.stage]
-        pads = shape.stage == "verify" and self.backend.identity.mode in ("captured", "padded")
-        fits = {
-            "verify": executed == shape.size or (pads and executed > shape.size),
-            "draft": executed > 0,
-            "select": 0 <= executed <= shape.size,
-            "commit": executed == shape.size,
-        }[shape.stage]
-        if not fits:
-            raise RowsMismatch(
-                f"{shape.stage} was asked for {shape.size} {unit} at context {shape.context_tokens} and executed {executed}",
-                hint="the backend must execute what it is asked for, or declare identity.mode captured or padded",
-            )

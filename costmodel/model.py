@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -14,14 +16,16 @@ from costmodel.cells import STAGES
 from costmodel.convex import ConvexCost, fit_convex
 from costmodel.diagnostics import Diagnostics, diagnose
 from costmodel.errors import RequestsNotMeasured, UsageError
+from costmodel.expertfit import ExpertCost, fit_experts
 from costmodel.identity import Identity
+from costmodel.intervals import PRIORS, IntervalModel, relative_noise
 from costmodel.profile import Profile
 from costmodel.stages import StageCost, fit_stage
 from costmodel.table import TableCost, fit_table
 
 Array = NDArray[np.float64]
-Form = Literal["table", "convex"]
-FORMS = ("table", "convex")
+Form = Literal["table", "convex", "fitted"]  # fitted: convex, plus the expert term of a mixture of experts
+FORMS = ("table", "convex", "fitted")
 CONTEXT_BUCKET_TOKENS = 16  # round_seconds rounds the context to this, so that a live loop hits its cache
 CACHE_ENTRIES = 512
 
@@ -37,8 +41,11 @@ class CostModel:
         self.profile = profile
         self._tables: dict[int, TableCost] = {}
         self._convexes: dict[int, ConvexCost] = {}
+        self._experts: dict[int, ExpertCost | None] = {}
         self._stages: dict[tuple[str, int], StageCost | None] = {}
         self._flags: dict[str, None] = {}  # an ordered set
+        self._interval_models: dict[int, IntervalModel] = {}
+        self._bounds_cache: dict[str, dict[int, TableCost]] = {}
         self._rounds: OrderedDict[tuple[int, int, int, str], Array] = OrderedDict()
         self._measured_requests = sorted({cell.num_requests for cell in profile.verify})
         for requests in self._measured_requests:
@@ -58,10 +65,26 @@ class CostModel:
         seconds = [cell.seconds for cell in cells]
         convex = fit_convex(tokens, contexts, seconds, max_token_knots, max_context_knots)
         self._convexes[requests] = convex
-        self._tables[requests] = fit_table(tokens, contexts, seconds, convex.slope, self._executable_sizes())
+        expert = self._fit_experts(tokens, contexts, seconds)
+        self._experts[requests] = expert
+        shape = None if expert is None else expert.seconds
+        noise = [relative_noise(cell) for cell in cells]
+        self._tables[requests] = fit_table(tokens, contexts, seconds, convex.slope, self._executable_sizes(), shape, noise)
         for stage in STAGES:
             chosen = [cell for cell in self.profile.stages if cell.stage == stage and cell.num_requests == requests]
             self._stages[stage, requests] = fit_stage(chosen)
+
+    def _fit_experts(self, tokens: list[int], contexts: list[int], seconds: list[float]) -> ExpertCost | None:
+        """The expert term of a mixture of experts; None for a dense model or where too little was measured."""
+        shape = self.profile.identity.model_shape or {}
+        if not shape.get("experts") or not shape.get("experts_per_token"):
+            return None
+        return fit_experts(tokens, contexts, seconds, int(shape["experts"]), float(shape["experts_per_token"]))
+
+    @property
+    def experts(self) -> ExpertCost | None:
+        """The fit with a concave expert term (smallest measured batch); None for a dense model."""
+        return self._experts[self._measured_requests[0]]
 
     def _executable_sizes(self) -> list[int] | None:
         if self.profile.executable_verify_tokens is not None:
@@ -116,8 +139,64 @@ class CostModel:
             raise UsageError(f"form is {form!r}, expected one of {', '.join(FORMS)}")
         self._note_outside(tokens, contexts)
         forms: dict[int, Any] = dict(self._tables if form == "table" else self._convexes)
+        if form == "fitted":
+            forms |= {number: expert for number, expert in self._experts.items() if expert is not None}
         seconds = self._over_requests(num_requests, lambda requests: forms[requests].seconds(tokens, contexts))
         return float(seconds) if seconds.ndim == 0 else seconds
+
+    def verify_interval(
+        self, verify_tokens: ArrayLike, context_tokens: float = 0, num_requests: int = 1, level: float = 0.9, of: str = "median"
+    ) -> tuple[Any, Any]:
+        """The ends, in seconds, of the interval that `level` of the latencies measured there should fall into.
+
+        `of` is "median" (what measuring there would give) or "call" (one forward: the spread of single calls as well).
+        Sizes scalar or array, one context; floats for scalars. Composed and estimated profiles reach from their lower
+        to their upper pricing, composed ones widened by 7 %.
+        """
+        if not 0 < level < 1 or of not in ("median", "call"):
+            raise UsageError(f"level must lie between 0 and 1 and of be median or call; got {level!r}, {of!r}")
+        tokens = np.atleast_1d(np.asarray(verify_tokens, dtype=float))
+        middle = np.atleast_1d(self.verify_seconds(tokens, context_tokens, num_requests))
+        measured = self._measured_requests
+        nearest = min(measured, key=lambda number: abs(number - num_requests))
+        width = self._intervals(nearest).half_width(tokens, float(context_tokens), level)
+        if of == "call":
+            width = np.hypot(width, self._intervals(nearest).spread * NormalDist().inv_cdf((1 + level) / 2) / 1.2816)
+        low, high = self._bounds(tokens, context_tokens, num_requests, middle)
+        prior = PRIORS[self.provenance]
+        low, high = low * np.exp(-np.hypot(width, prior)), high * np.exp(np.hypot(width, prior))
+        if np.ndim(verify_tokens) == 0:
+            return float(low[0]), float(high[0])
+        return low, high
+
+    def _intervals(self, requests: int) -> IntervalModel:
+        if requests not in self._interval_models:
+            cells = [cell for cell in self.profile.verify if cell.num_requests == requests]
+            self._interval_models[requests] = IntervalModel(cells)
+        return self._interval_models[requests]
+
+    def _bounds(self, tokens: Array, context_tokens: float, num_requests: int, middle: Array) -> tuple[Array, Array]:
+        """Lower and upper pricing where the profile carries them instead of samples, else the table itself twice."""
+        if any(cell.num_samples or cell.high_seconds is None for cell in self.profile.verify):
+            return middle, middle
+        contexts = np.asarray(float(context_tokens))
+        ends = []
+        for end in ("low_seconds", "high_seconds"):
+            tables = self._bound_tables(end)
+            at = partial(_at, tables, tokens, contexts)
+            ends.append(np.atleast_1d(self._over_requests(num_requests, at)))
+        return np.minimum(ends[0], middle), np.maximum(ends[1], middle)
+
+    def _bound_tables(self, end: str) -> dict[int, TableCost]:
+        if end not in self._bounds_cache:
+            tables = {}
+            for number in self._measured_requests:
+                cells = [cell for cell in self.profile.verify if cell.num_requests == number]
+                sizes, contexts = [cell.verify_tokens for cell in cells], [cell.context_tokens for cell in cells]
+                seconds = [getattr(cell, end) for cell in cells]
+                tables[number] = fit_table(sizes, contexts, seconds, self._convexes[number].slope, self._executable_sizes())
+            self._bounds_cache[end] = tables
+        return self._bounds_cache[end]
 
     def _over_requests(self, num_requests: int, at: Callable[[int], Array]) -> Array:
         """The value at a batch: measured, linear between two measured ones, or as the profile's rule says."""
@@ -200,6 +279,10 @@ class CostModel:
         if len(self._rounds) > CACHE_ENTRIES:
             self._rounds.popitem(last=False)
         return seconds
+
+
+def _at(tables: dict[int, TableCost], tokens: Array, contexts: Array, requests: int) -> Array:
+    return tables[requests].seconds(tokens, contexts)
 
 
 def fit_cost(profile: Profile, **options: Any) -> CostModel:

@@ -68,3 +68,9 @@ class MeasurePlan:
         grid = {name: value for name, value in asdict(self).items() if name not in ("max_rounds", "min_rounds", "max_seconds")}
         document: dict[str, Any] = {"identity": identity.to_dict(), "grid": grid}
         return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def declared_sizes(backend: object) -> list[int] | None:
+    """The sizes a captured or padded engine says it executes (its optional attribute `executable_verify_tokens`)."""
+    sizes = getattr(backend, "executable_verify_tokens", None)
+    return None if sizes is None else sorted({int(size) for size in sizes})

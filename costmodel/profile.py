@@ -13,7 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from costmodel.cells import Cell, StageCell, VerifyCell, cell_from_dict, cell_to_dict, cells_from_grid, cells_to_grids
+from costmodel.cells import (
+    Cell,
+    StageCell,
+    VerifyCell,
+    cell_from_dict,
+    cell_to_dict,
+    cells_from_grid,
+    cells_to_grids,
+    pack_sizes,
+    unpack_sizes,
+)
 from costmodel.errors import FileFormatError, ProfileError, UsageError
 from costmodel.identity import Identity
 from profiles.files import check_schema, read_json, write_atomic
@@ -99,7 +109,6 @@ class Profile:
             verify = [cell_from_dict(VerifyCell, item) for item in document.get("verify", [])]
             for grid in document.get("verify_grid", []):
                 verify += cells_from_grid(grid)
-            sizes = document.get("executable_verify_tokens")
             return cls(
                 identity=Identity.from_dict(document["identity"]),
                 provenance=document["provenance"],
@@ -109,7 +118,7 @@ class Profile:
                 stages=tuple(cell_from_dict(StageCell, item) for item in document.get("stages", [])),
                 notes=tuple(str(item) for item in document.get("notes", [])),
                 requests_rule=document.get("requests_rule", "measured"),
-                executable_verify_tokens=None if sizes is None else tuple(int(size) for size in sizes),
+                executable_verify_tokens=unpack_sizes(document.get("executable_verify_tokens")),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise FileFormatError(f"{where}: malformed profile ({error!r})") from error
@@ -117,7 +126,7 @@ class Profile:
             raise ProfileError(f"{where}: {error}", hint=error.hint) from error
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object of this profile; cells without spread are packed into `verify_grid`."""
+        """The JSON object of this profile; cells without samples are packed into `verify_grid`."""
         bare = [cell for cell in self.verify if _is_bare(cell)]
         full = [cell for cell in self.verify if not _is_bare(cell)]
         document: dict[str, Any] = {
@@ -134,7 +143,7 @@ class Profile:
             "stages": [cell_to_dict(cell) for cell in self.stages],
         }
         if self.executable_verify_tokens is not None:
-            document["executable_verify_tokens"] = list(self.executable_verify_tokens)
+            document["executable_verify_tokens"] = pack_sizes(self.executable_verify_tokens)
         return document
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -148,7 +157,7 @@ def now_utc() -> str:
 
 
 def _is_bare(cell: VerifyCell) -> bool:
-    return not cell.num_samples and not cell.flags and cell.low_seconds is None and cell.high_seconds is None
+    return not cell.num_samples and not cell.flags and (cell.low_seconds is None) == (cell.high_seconds is None)
 
 
 def _whole(array: np.ndarray) -> list[int]:

@@ -35,7 +35,7 @@ def print_profile(cost: CostModel, console: Console) -> None:
     console.print(_verify_table(cost))
     if profile.stages:
         console.print(_stage_table(cost))
-    for line in diagnostic_lines(cost.diagnostics):
+    for line in diagnostic_lines(cost.diagnostics, most=12):
         console.print(line, soft_wrap=True, markup=False)
     for line in profile.notes:
         console.print(f"note: {line}", soft_wrap=True, markup=False)
@@ -80,8 +80,8 @@ def _stage_table(cost: CostModel) -> Table:
     return table
 
 
-def diagnostic_lines(found: Diagnostics) -> list[str]:
-    """The diagnostics in words, one finding a line."""
+def diagnostic_lines(found: Diagnostics, most: int | None = None) -> list[str]:
+    """The diagnostics in words, one finding a line; of cliffs and of concave stretches the `most` largest."""
     lines = [f"status: {found.status}" + (f" ({found.degenerate_reason})" if found.degenerate_reason else "")]
     if found.largest_gap is not None:
         gap = found.largest_gap
@@ -89,12 +89,12 @@ def diagnostic_lines(found: Diagnostics) -> list[str]:
             f"convex against table: {found.mean_relative_gap:.1%} apart on average, most at {gap.verify_tokens} tokens, "
             f"context {gap.context_tokens}: {gap.relative_gap:+.1%}"
         )
-    for cliff in found.cliffs:
+    for cliff in sorted(found.cliffs, key=lambda item: -item.relative_jump)[:most]:
         lines.append(
             f"cliff at context {cliff.context_tokens}: {cliff.from_verify_tokens} -> {cliff.to_verify_tokens} tokens "
             f"costs {cliff.jump_seconds * 1e3:+.1f} ms ({cliff.relative_jump:+.0%})"
         )
-    for stretch in found.concave_stretches:
+    for stretch in sorted(found.concave_stretches, key=lambda item: -item.relative_gap)[:most]:
         lines.append(
             f"not convex at context {stretch.context_tokens}, {stretch.from_verify_tokens} to {stretch.to_verify_tokens} tokens: "
             f"up to {stretch.relative_gap:.0%} above the minorant"

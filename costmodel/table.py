@@ -1,4 +1,4 @@
-"""The table: what the machine did, made monotone, read only at shapes the runtime can execute."""
+"""The table: what the machine did, dips within the noise smoothed out, read only at shapes the runtime can execute."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from costmodel.errors import FitError
 
 Array = NDArray[np.float64]
+DIP_TOLERANCE = 0.01
 Slope = Callable[[float, float], float]
+Shape = Callable[[object, object], Array]
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One context of the table: sizes of shape (n,), ascending, and their seconds, never falling."""
+    """One context of the table: sizes of shape (n,), ascending, and their seconds, falling only where that was no noise."""
 
     context_tokens: int
     verify_tokens: Array
@@ -34,6 +36,7 @@ class TableCost:
     rows: tuple[Row, ...]
     slope: Slope
     executable: Array | None = None  # ascending sizes, None where every size runs as asked
+    shape: Shape | None = None  # seconds(t, c) that bends the line between two measured sizes (a mixture of experts)
 
     def seconds(self, verify_tokens: object, context_tokens: object = 0) -> Array:
         """Seconds for t and c that broadcast, float64."""
@@ -70,25 +73,49 @@ class TableCost:
             tokens = np.where(index < self.executable.size, self.executable[np.minimum(index, self.executable.size - 1)], tokens)
         last = row.verify_tokens[-1]
         inside = np.interp(tokens, row.verify_tokens, row.seconds)
+        if self.shape is not None:
+            inside = self._bent(tokens, row)
         over = np.maximum(tokens - last, 0.0)
         return inside + over * self.slope(float(last), row.context_tokens) if over.any() else inside
 
+    def _bent(self, tokens: Array, row: Row) -> Array:
+        """The shape's curve through the measured points: its distance from them is what is interpolated linearly."""
+        assert self.shape is not None
+        off = row.seconds - self.shape(row.verify_tokens, row.context_tokens)
+        bent = self.shape(tokens, row.context_tokens) + np.interp(tokens, row.verify_tokens, off)
+        right = np.clip(np.searchsorted(row.verify_tokens, tokens), 0, row.verify_tokens.size - 1)
+        left = np.where(row.verify_tokens[right] <= tokens, right, np.maximum(right - 1, 0))
+        ends = row.seconds[left], row.seconds[right]
+        return np.clip(bent, np.minimum(*ends), np.maximum(*ends))
+
 
 def fit_table(
-    verify_tokens: object, context_tokens: object, seconds: object, slope: Slope, executable: Sequence[int] | None = None
+    verify_tokens: object,
+    context_tokens: object,
+    seconds: object,
+    slope: Slope,
+    executable: Sequence[int] | None = None,
+    shape: Shape | None = None,
+    noise: object = 0.0,
 ) -> TableCost:
-    """Build the table from points of shape (n,); see `monotone` for what is done to a dip. Raises FitError if empty."""
+    """Build the table from points of shape (n,). Raises FitError if empty.
+
+    A dip is averaged away (see `monotone`) where that moves a point by at most 1 % or twice its relative standard error,
+    `noise`; a deeper one is what the machine does (other kernels for other sizes) and stays.
+    """
     tokens, contexts, values = (np.asarray(item, dtype=float).ravel() for item in (verify_tokens, context_tokens, seconds))
     if not tokens.size:
         raise FitError("a table needs at least one point, got none")
+    tolerances = np.broadcast_to(np.maximum(DIP_TOLERANCE, 2 * np.asarray(noise, dtype=float)), values.shape)
     rows = []
     for context in np.unique(contexts):
         chosen = contexts == context
         order = np.argsort(tokens[chosen], kind="stable")
-        sizes = tokens[chosen][order]
-        rows.append(Row(int(context), sizes, monotone(sizes, values[chosen][order])))
+        sizes, medians, tolerance = tokens[chosen][order], values[chosen][order], tolerances[chosen][order]
+        smooth = monotone(sizes, medians)
+        rows.append(Row(int(context), sizes, np.where(np.abs(smooth - medians) <= tolerance * medians, smooth, medians)))
     sizes_that_run = None if executable is None else np.asarray(sorted(set(executable)), dtype=float)
-    return TableCost(tuple(rows), slope, sizes_that_run)
+    return TableCost(tuple(rows), slope, sizes_that_run, shape)
 
 
 def monotone(verify_tokens: Array, seconds: Array) -> Array:

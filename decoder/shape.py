@@ -36,7 +36,7 @@ def model_shape(config: Any) -> dict[str, int]:
     """The numbers of a configuration that decide what a forward costs."""
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     heads = int(config.num_attention_heads)
-    return {
+    shape = {
         "layers": int(config.num_hidden_layers),
         "hidden": int(config.hidden_size),
         "intermediate": int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
@@ -45,6 +45,10 @@ def model_shape(config: Any) -> dict[str, int]:
         "head_dim": int(getattr(config, "head_dim", None) or config.hidden_size // heads),
         "vocab": int(config.vocab_size),
     }
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    if experts:  # a mixture of experts: what a forward reads depends on how many of them its tokens wake
+        shape |= {"experts": int(experts), "experts_per_token": int(config.num_experts_per_tok)}
+    return shape
 
 
 def context_limit(config: Any) -> int:

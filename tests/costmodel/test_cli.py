@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from costmodel import cli
+from costmodel import cli, cliprofile
 from tests.costmodel.fakes import FakeBackend, VirtualClock
 
 
@@ -25,9 +25,9 @@ def backend(monkeypatch):
         fake.options = {"name": name, **options}  # type: ignore[attr-defined]
         return fake
 
-    real = cli.profile_backend
-    monkeypatch.setattr(cli, "create_backend", create)
-    monkeypatch.setattr(cli, "profile_backend", lambda *args, **options: real(*args, clock=clock, **options))
+    real = cliprofile.profile_backend
+    monkeypatch.setattr(cliprofile, "create_backend", create)
+    monkeypatch.setattr(cliprofile, "profile_backend", lambda *args, **options: real(*args, clock=clock, **options))
     return fake
 
 
@@ -57,7 +57,9 @@ def test_profile_json_is_one_document_and_the_default_place_is_the_cache(backend
     shown = invoke("show", "--json")
     assert shown.exit_code == 0 and json.loads(shown.stdout)["profile"] == document["profile"]
     listed = json.loads(invoke("list", "--json").stdout)["profiles"]
-    assert [row["where"] for row in listed] == ["shipped", "shipped", "this machine"]
+    assert [row["name"] for row in listed if row["where"] == "this machine"] == [document["path"].split("/")[-1][:-5]]
+    assert {"a800-qwen3-4b", "a40-qwen3-8b"} <= {row["name"] for row in listed if row["where"] == "shipped"}
+    assert {row["provenance"] for row in listed} >= {"measured", "published", "composed"} and all(row["source"] for row in listed)
 
 
 def test_another_target_has_no_default_drafter(backend, tmp_path):
@@ -73,7 +75,7 @@ def test_ctrl_c_keeps_what_was_measured(backend, tmp_path):
 
     def interrupt(call: int) -> float:
         count[0] += 1
-        if count[0] == 150:
+        if count[0] == 100:
             raise KeyboardInterrupt
         return 1.0
 
@@ -118,7 +120,71 @@ def test_a_pickle_is_refused_by_name(tmp_path):
     assert result.exit_code == 1 and "refused unread" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["profile", "show", "list"])
+@pytest.mark.parametrize("command", ["profile", "show", "list", "compose", "estimate"])
 def test_every_help_has_an_example(command):
     result = invoke(command, "-h")
     assert result.exit_code == 0 and f"costmodel {command}" in result.stdout.split("Example:")[1]
+
+
+def test_a_gpu_that_is_not_here_is_not_pretended(monkeypatch, tmp_path):
+    monkeypatch.setattr("costmodel.offer.local_gpus", lambda: [])
+    result = invoke("profile", "--gpu", "a40", "--target", "Qwen/Qwen3-8B")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines() + [line for line in result.stderr.splitlines() if line]
+    assert lines and all(line.startswith("composed: ") for line in lines)
+    assert any("shipped as a40-qwen3-8b" in line for line in lines) and any("nothing was measured" in line for line in lines)
+    document = json.loads(invoke("profile", "--gpu", "a40", "--target", "Qwen/Qwen3-8B", "--json").stdout)
+    assert document["provenance"] == "composed" and document["path"].endswith("a40-qwen3-8b.json")
+    out = tmp_path / "copy.json"
+    assert invoke("profile", "--gpu", "a800", "--target", "Qwen/Qwen3-4B", "--out", str(out)).stdout.startswith("published: ")
+    assert json.loads(out.read_text())["provenance"] == "published"
+
+
+def test_a_gpu_without_tables_or_profile_is_estimated_and_says_so(monkeypatch):
+    monkeypatch.setattr("costmodel.offer.local_gpus", lambda: [])
+    result = invoke("profile", "--gpu", "rtx4090", "--target", "Qwen/Qwen3-4B")
+    assert result.exit_code == 0, result.output
+    assert all(line.startswith("estimated: ") for line in result.stdout.splitlines())
+    assert "roofline" in result.stderr
+
+
+def test_require_measured_fails_where_nothing_was(monkeypatch):
+    monkeypatch.setattr("costmodel.offer.local_gpus", lambda: [])
+    for gpu in ("a40", "rtx4090"):
+        result = invoke("profile", "--gpu", gpu, "--target", "Qwen/Qwen3-8B", "--require-measured")
+        assert result.exit_code == 1 and "no measured profile" in result.stderr and result.stdout == ""
+    assert invoke("profile", "--gpu", "abacus").exit_code == 2
+
+
+def test_a_gpu_that_is_here_is_measured(backend, monkeypatch, tmp_path):
+    monkeypatch.setattr("costmodel.offer.local_gpus", lambda: ["NVIDIA H200"])
+    result = invoke("profile", "--gpu", "h200", "--target", "some/model", "--out", str(tmp_path / "x.json"), "--require-measured")
+    assert result.exit_code == 0, result.output
+    assert backend.options["device"] == "cuda"
+    assert max(cell["verify_tokens"] for cell in json.loads((tmp_path / "x.json").read_text())["verify"]) == 512
+
+
+def test_random_weights_and_tensor_parallel_reach_the_backend(backend, tmp_path):
+    out = str(tmp_path / "x.json")
+    assert invoke("profile", "--target", "a/b", "--random-weights", "--tp", "2", "--out", out).exit_code == 0
+    assert backend.options["random_weights"] is True and backend.options["tensor_parallel"] == 2
+    assert invoke("profile", "--target", "a/b", "--out", out).exit_code == 0
+    assert not {"random_weights", "tensor_parallel"} & set(backend.options)
+
+
+def test_an_option_that_the_backend_does_not_know_is_named(monkeypatch):
+    def create(name, **options):
+        raise TypeError("__init__() got an unexpected keyword argument 'tensor_parallel'")
+
+    monkeypatch.setattr(cliprofile, "create_backend", create)
+    result = invoke("profile", "--tp", "2")
+    assert result.exit_code == 1 and "tensor_parallel" in result.stderr and "Traceback" not in result.output
+
+
+def test_a_given_grid_is_not_adaptive(backend, tmp_path):
+    out = tmp_path / "x.json"
+    assert invoke("profile", "--verify-tokens", "1,5", "--context", "7", "--out", str(out)).exit_code == 0
+    document = json.loads(out.read_text())
+    assert {cell["verify_tokens"] for cell in document["verify"]} == {1, 5} and "interleaved rounds" in document["source"]
+    assert not any("adaptively" in note for note in document["notes"])
+    assert invoke("profile", "--verify-tokens", "1,5", "--max-context", "7").exit_code == 2

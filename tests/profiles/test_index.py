@@ -8,7 +8,9 @@ from profiles.errors import UsageError
 
 
 def test_shipped_profiles_are_found_by_name():
-    assert profiles.names() == ["a800-qwen3-4b", "a800-qwen3-8b"]
+    gpus = {name.split("-")[0] for name in profiles.names()}
+    assert {"a40", "a100", "a800", "h100", "h200", "l40s", "b200"} <= gpus
+    assert {"a800-qwen3-4b", "a800-qwen3-8b", "a40-qwen3-8b", "a100-qwen3-8b", "h100-qwen3-8b"} <= set(profiles.names())
     for name in profiles.names():
         assert profiles.find(name).is_file() and profiles.find(name).stat().st_size < 120_000
     with pytest.raises(UsageError, match="h999"):

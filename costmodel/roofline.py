@@ -1,0 +1,161 @@
+"""The roofline: what a forward costs where nothing was measured, from datasheet rates and the shares of them reached.
+
+Every product takes the longer of moving its weights and multiplying; attention that of reading the cache and scoring. Two
+shares (of bandwidth and of arithmetic), a floor per forward and a factor on attention are taken from what operator tables
+show, or fitted to whatever points are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from costmodel.cells import VerifyCell
+from costmodel.compose import (
+    BATCH_SIZES,
+    CONTEXTS,
+    RELEASED,
+    REQUESTS,
+    SIZES,
+    Operators,
+    compose_cells,
+    draft_cells,
+    forward_without_attention,
+)
+from costmodel.errors import UsageError
+from costmodel.experts import expected_experts
+from costmodel.gpus import Gpu
+from costmodel.identity import Identity
+from costmodel.profile import Profile
+from costmodel.shapes import ModelShape, find_shape
+
+Array = NDArray[np.float64]
+KERNEL_SECONDS = 3e-6  # to start a kernel under captured graphs
+ATTENTION_SECONDS = 1.2e-5  # a short decode attention on every GPU with tables
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Shares of the datasheet rates that are reached, and what no rate explains.
+
+    `floor_seconds` is what the host needs to launch a forward (the longer of host and device counts); `attention_factor`
+    is how many times the cache is moved and scored as often as needed (eager engines copy keys and values per group).
+    """
+
+    bandwidth_share: float = 0.72
+    flops_share: float = 0.72
+    floor_seconds: float = 0.0
+    attention_factor: float = 1.0
+
+    def operators(self, gpu: Gpu, shape: ModelShape) -> Operators:
+        """The parts of a layer on this roofline."""
+        bandwidth, flops = gpu.bytes_per_second * self.bandwidth_share, gpu.flops_per_second * self.flops_share
+
+        def products(rows: Array, outputs: int, inputs: int) -> Array:
+            moved = 2.0 * (outputs * inputs + rows * (outputs + inputs))
+            return np.maximum(moved / bandwidth, 2.0 * rows * outputs * inputs / flops) + KERNEL_SECONDS
+
+        def attention(batch: Array, cached: Array) -> Array:
+            moved = batch * cached * shape.kv_bytes_per_token_per_layer * self.attention_factor
+            return moved / bandwidth + ATTENTION_SECONDS
+
+        def experts(rows: Array) -> Array:
+            weights = 3 * shape.hidden * shape.expert_intermediate
+            moved = 2.0 * expected_experts(rows, shape.experts, shape.experts_per_token) * weights
+            return np.maximum(moved / bandwidth, 2.0 * rows * shape.experts_per_token * weights / flops) + 4 * KERNEL_SECONDS
+
+        memory = (gpu.bytes_per_second, self.bandwidth_share, KERNEL_SECONDS)
+        scoring = flops / self.attention_factor
+        return Operators(products, attention, experts if shape.expert_layers else None, memory, scoring)
+
+    def verify_seconds(self, gpu: Gpu, shape: ModelShape, tokens: Array, contexts: Array, requests: Array) -> Array:
+        """Seconds of forwards at places of equal shape (n,), the cache read once per request."""
+        operators = self.operators(gpu, shape)
+        base = forward_without_attention(shape, operators, tokens)
+        cached = contexts + tokens / requests
+        once = shape.layers * operators.attention(requests, cached)
+        scoring = shape.layers * 4.0 * tokens * cached * shape.heads * shape.head_dim
+        assert operators.flops_per_second is not None
+        return np.maximum(base + np.maximum(once, scoring / operators.flops_per_second), self.floor_seconds)
+
+
+OPTIMISTIC, PESSIMISTIC = Roofline(0.9, 0.95), Roofline(0.52, 0.45)  # the range seen over 17 stacks with tables
+
+
+def calibrate(gpu: Gpu, shape: ModelShape, cells: Sequence[VerifyCell]) -> tuple[Roofline, float]:
+    """The roofline that fits known points best (least squares of log ratios), and its root mean square log error."""
+    if not cells:
+        raise UsageError("a calibration needs at least one known point")
+    tokens, contexts, requests = (
+        np.array([getattr(cell, name) for cell in cells], float) for name in ("verify_tokens", "context_tokens", "num_requests")
+    )
+    seconds = np.array([cell.seconds for cell in cells])
+
+    def line_of(values: Array) -> Roofline:
+        bandwidth, flops, floor, attention = map(float, values)
+        return Roofline(bandwidth, flops, floor * float(seconds.min()), attention)
+
+    def errors(values: Array) -> Array:
+        wrong = np.log(line_of(values).verify_seconds(gpu, shape, tokens, contexts, requests) / seconds)
+        return np.concatenate([wrong, 0.02 * (values - usual)])  # the usual values decide where the points do not
+
+    usual, bounds = np.array([0.72, 0.72, 0.0, 1.0]), ([0.05, 0.05, 0.0, 0.3], [1.0, 1.0, 1.3, 60.0])
+    starts = ([0.72, 0.72, 0.5, 1.1], [0.5, 0.5, 1.0, 4.0], [0.8, 0.4, 1.0, 12.0])
+    fits = [least_squares(errors, np.array(start), bounds=bounds, diff_step=1e-3) for start in starts]
+    best = min(fits, key=lambda fit: fit.cost)
+    return line_of(best.x), float(np.sqrt(np.mean(errors(best.x)[: seconds.size] ** 2)))
+
+
+def _shape_of(known: Profile, otherwise: ModelShape) -> ModelShape:
+    """The shape of the model whose points are known: shares of the rates carry over to another model on the same GPU."""
+    try:
+        return otherwise if known.identity.target is None else find_shape(known.identity.target)
+    except UsageError:
+        return otherwise
+
+
+def estimate_profile(
+    gpu: Gpu,
+    shape: ModelShape,
+    known: Profile | None = None,
+    *,
+    sizes: Sequence[int] = (*SIZES, *BATCH_SIZES),
+    contexts: Sequence[int] = CONTEXTS,
+    requests: Sequence[int] = REQUESTS,
+) -> Profile:
+    """A profile of provenance `estimated`; with `known`, calibrated to the verify cells of that profile.
+
+    The interval reaches from the shares and the cache reads of the best stack seen to those of the worst; a calibrated one
+    from two errors of the calibration below to two above, and one read of the cache per token.
+    """
+    middle, spread = (Roofline(), None) if known is None else calibrate(gpu, _shape_of(known, shape), known.verify)
+    lines = (middle, OPTIMISTIC, PESSIMISTIC) if spread is None else (middle, middle, middle)
+    tables = [compose_cells(shape, line.operators(gpu, shape), sizes, contexts, requests) for line in lines]
+    factor = 1.0 if spread is None else float(np.exp(2 * spread))
+    floor = middle.floor_seconds
+    cells = tuple(
+        replace(
+            mid, seconds=round(max(mid.seconds, floor), 8), low_seconds=round(max(low.seconds, floor) / factor, 8),
+            high_seconds=round(max(high.high_seconds or high.seconds, floor) * factor, 8),
+        )
+        for mid, low, high in zip(*tables, strict=True)
+    )  # fmt: skip
+    how = "uncalibrated" if known is None else f"calibrated to {len(known.verify)} points of: {known.source}"
+    rms = "" if spread is None else f"; error at the known points {spread:.1%} (rms)"
+    note = (
+        f"shares reached: bandwidth {middle.bandwidth_share:.2f}, arithmetic {middle.flops_share:.2f}; floor "
+        f"{floor * 1e3:.2f} ms a forward; cache moved and scored {middle.attention_factor:.1f} times{rms}"
+    )
+    identity = Identity(
+        device=gpu.name, target=shape.name, model_shape=shape.identity_shape(), dtype="bfloat16", quantization="none",
+        engine="roofline", tensor_parallel=1, block_size=16,
+    )  # fmt: skip
+    stages = draft_cells(shape, middle.operators(gpu, shape), contexts, requests)
+    return Profile(
+        identity, "estimated", f"roofline from datasheet rates ({'; '.join(gpu.sources)}), {how}", RELEASED, cells, tuple(stages),
+        (note, "an estimate, not a measurement: read the interval, not the number"),
+    )  # fmt: skip
