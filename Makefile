@@ -1,6 +1,7 @@
 # Everything a newcomer needs: `make demo` runs the main job, `make test` the tests, `make check` adds ruff and mypy.
 PYTHON ?= python3
 VENV   ?= .venv
+EXTRAS ?= decoder,dev
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 
@@ -16,7 +17,7 @@ help:
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[decoder,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	# The drafter's parity test compares with the authors' package, whose own pins are not needed for its network.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt dflash
 	touch $(READY)

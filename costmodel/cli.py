@@ -12,6 +12,7 @@ from costmodel.cliprofile import profile
 from costmodel.clitools import TreebudgetGroup, emit_json, json_option, note, quiet_option
 from costmodel.errors import UsageError
 from costmodel.loading import load_profile, measured_profiles
+from costmodel.planning.commands import whatif
 from costmodel.profile import Profile
 from costmodel.report import plot_cost
 from costmodel.show import describe, print_profile
@@ -78,7 +79,7 @@ def _head(path: Path) -> dict[str, str | None]:
     return {"provenance": read.provenance, "source": read.source, "device": read.identity.device, "target": read.identity.target}
 
 
-for _command in (profile, compose, estimate):
+for _command in (profile, compose, estimate, whatif):
     main.add_command(_command)
 
 if __name__ == "__main__":

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel import CostModel, Identity
+from costmodel.planning import Memory, Pricer, Settings, inverse, what_if
+from costmodel.planning.acceptance import from_conditional, from_survival
+from costmodel.planning.reach import expected_tokens
+from costmodel.planning.whatif import best_fixed, choose
+from tests.costmodel.planning_helpers import NO_LIMIT, pricer, profile
+
+PRICER = pricer()
+MEASURED = pricer(requests=(1, 4, 16), rule="measured")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=15), st.sampled_from([0, 1024, 5000]), st.sampled_from([1, 3, 16]))
+def test_the_budget_is_the_best_of_all(conditional, context, batch):
+    """Oracle: every budget priced by the cost model's own round_seconds (contexts are multiples of its bucket)."""
+    tokens = expected_tokens(from_conditional([*conditional, 0.0], 15), 15)
+    cost, context = MEASURED.cost, 16 * (context // 16)
+    rounds = cost.round_seconds(batch * tokens.size, context, batch)
+    rates = [1 / cost.plain_seconds(context, batch)]
+    rates += [tokens[n] / rounds[batch * (n + 1) - 1] for n in range(1, tokens.size)]
+    choice = choose(MEASURED, tokens, context, batch)
+    assert choice.rate == pytest.approx(max(rates)) and rates[choice.budget] == pytest.approx(max(rates))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(0.01, 100.0), st.floats(0.1, 0.95))
+def test_units_change_nothing_but_the_units(scale, p):
+    shapes = Settings((0, 1024), (1, 4), price_per_hour=2.0)
+    accepted = from_survival([p], 15)
+    plain = what_if([PRICER], accepted, shapes, [NO_LIMIT])
+    scaled = what_if([pricer(scale=scale)], accepted, dataclasses.replace(shapes, price_per_hour=6.0), [NO_LIMIT])
+    for one, other in zip(plain, scaled, strict=True):
+        for key in ("budget", "fixed_budget", "stops_paying_at_batch", "verdict"):
+            assert one[key] == other[key]
+        assert other["speedup_over_plain"] == pytest.approx(one["speedup_over_plain"])
+        assert other["ms_per_token"] == pytest.approx(scale * one["ms_per_token"])
+        assert other["cost_per_million_tokens"] == pytest.approx(3 * scale * one["cost_per_million_tokens"])
+
+
+def test_ranking_uses_tokens_per_second_only():
+    """Case 24: one length of 3.2 at budgets 4, 8, 16 (root included): the rates differ fivefold, the cheapest round wins."""
+    seconds = PRICER.rounds(15, 0, 1)
+    per_second = {t: 3.2 / seconds[t - 2] for t in (4, 8, 16)}
+    assert max(per_second, key=per_second.get) == 4  # type: ignore[arg-type]
+    flat = np.array([1.0, 1, 1, 3.2, 3.2, 3.2, 3.2, 3.2, *[3.2] * 8])
+    assert choose(PRICER, flat, 0, 1).budget == 3
+
+
+def test_a_row_worked_by_hand():
+    """20 + .4 t ms + 3 ms draft, survival 1 then 0: one node costs 23.8 ms for two tokens, plain 20.4 for one."""
+    row = what_if([PRICER], from_survival([1.0, 0.0], 15), Settings((0,), (1,), price_per_hour=3.6), [NO_LIMIT])[0]
+    assert row["budget"] == 1 and row["tokens_per_round"] == 2.0
+    assert row["ms_per_token"] == pytest.approx(11.9) and row["plain_ms_per_token"] == pytest.approx(20.4)
+    assert row["speedup_over_plain"] == pytest.approx(20.4 / 11.9)
+    assert row["cost_per_million_tokens"] == pytest.approx(3.6 / 3600 * 1e6 * 0.0119)
+    assert row["provenance"] == "measured" and row["not_charged"] == ["select", "commit"]
+    for key, (low, high) in ((key, ends) for key, ends in row["interval"].items()):
+        assert low <= row[key] <= high, key
+
+
+def test_gain_under_two_percent_is_not_worth_it_and_hopeless_drafts_are_not_made():
+    rows = what_if([PRICER], from_survival([0.8], 15), Settings((0,), (1,)), [NO_LIMIT])
+    assert rows[0]["gain_over_fixed"] == 0 and rows[0]["verdict"].startswith("not worth it")
+    hopeless = what_if([PRICER], from_survival([0.01], 15), Settings((0,), (1,)), [NO_LIMIT])[0]
+    assert hopeless["budget"] == 0 and hopeless["verdict"].startswith("do not speculate")
+    assert hopeless["stops_paying_at_batch"] == 1 and hopeless["speedup_over_plain"] == 1.0
+    mixed = what_if([PRICER], from_survival([0.8], 15), Settings((0,), (1, 64)), [NO_LIMIT])
+    assert any(row["verdict"].startswith("worth it") for row in mixed)
+
+
+def test_best_fixed_is_the_geometric_mean_over_shapes():
+    tokens = expected_tokens(from_survival([0.8], 15), 15)
+    choices = [choose(PRICER, tokens, 0, batch) for batch in (1, 8, 64)]
+    brute = max(range(16), key=lambda n: math.prod(float(choice.rates[n]) for choice in choices))
+    assert best_fixed(choices) == brute
+
+
+def test_a_batch_beyond_the_profile_is_estimated_and_reads_the_cache_per_request():
+    """The generator's own law, 20 + .4 t + r c / 2000, is recovered from one request's cells, and never called measured."""
+    row = PRICER.round_interval(0, 8192, 16)
+    assert row.seconds[0] == pytest.approx(1e-3 * (20 + 0.4 * 16 + 16 * 8192 / 2000), rel=1e-6)
+    assert row.low[0] < 1e-3 * (20 + 0.4 * 16 + 8192 / 2000) * 1.01  # the rule total_tokens is the low end
+    assert PRICER.provenance(16) == "estimated" and PRICER.provenance(1) == "measured"
+    assert MEASURED.provenance(16) == "measured" and MEASURED.priced_by(8) == "interpolated between batches"
+    assert MEASURED.provenance(32) == "estimated"
+
+
+def test_a_flat_curve_gives_no_decision():
+    flat = Pricer("flat", CostModel.from_points([1, 8, 64], [0.06, 0.06, 0.06], draft_seconds=0.001))
+    assert what_if([flat], from_survival([0.9], 15), Settings(), [NO_LIMIT])[0]["verdict"].startswith("no decision")
+
+
+def test_stops_paying_is_the_first_batch_that_does_not():
+    tokens = expected_tokens(from_survival([0.4], 15), 15)
+    steep = pricer(slope=2.0)
+    row = what_if([steep], from_survival([0.4], 15), Settings((0,), (1,)), [NO_LIMIT])[0]
+    stop = row["stops_paying_at_batch"]
+    paying = [choose(steep, tokens, 0, batch).budget > 0 for batch in range(1, 41)]
+    assert stop == paying.index(False) + 1
+
+
+def test_memory_of_qwen3_8b_on_80_gb():
+    memory = Memory.of(profile().identity, gpu_bytes=80e9)
+    assert memory.weights_bytes == pytest.approx(16.38e9, rel=2e-3)  # 8.19e9 parameters, two bytes
+    assert memory.cache_bytes_per_token == 2 * 36 * 8 * 128 * 2
+    most = memory.largest_batch(8192, 15)
+    assert most is not None
+    assert memory.weights_bytes + memory.cache_bytes(8192, 15, most) <= 0.9 * 80e9
+    assert memory.weights_bytes + memory.cache_bytes(8192, 15, most + 1) > 0.9 * 80e9
+    unknown = Memory.of(Identity(device="abacus"))
+    assert unknown.largest_batch(1, 1) is None and unknown.unknown
+
+
+@pytest.mark.parametrize("slo", [5.0, 10.0, 14.0, 40.0])
+def test_slo_batch_against_brute_force(slo):
+    tokens = expected_tokens(from_survival([0.8], 15), 15)
+    row = inverse.largest_batch_within(PRICER, tokens, NO_LIMIT, 1024, slo)
+    fast = [1e3 / choose(PRICER, tokens, 1024, batch).rate <= slo for batch in range(1, 513)]
+    assert row["largest_batch"] == (max(i for i, ok in enumerate(fast, 1) if ok) if any(fast) else 0)
+    assert row["limited_by"] == ("search" if all(fast) else "latency")
+
+
+def test_slo_batch_stops_at_memory():
+    tokens = expected_tokens(from_survival([0.8], 15), 15)
+    memory = Memory(10e9, 1e6, 20e9)
+    row = inverse.largest_batch_within(PRICER, tokens, memory, 1024, 1e6)
+    assert row["limited_by"] == "memory" and row["largest_batch"] <= memory.largest_batch(1024, row["budget"])
+
+
+def test_break_even_ties_with_plain():
+    for row in inverse.break_even(PRICER, 15, 1024, 1):
+        p = row["conditional_acceptance"]
+        assert p is not None
+        tokens = 1 + sum(p**i for i in range(1, row["budget"] + 1))
+        seconds = PRICER.rounds(row["budget"], 1024, 1)[-1]
+        assert tokens / seconds == pytest.approx(1 / PRICER.plain(1024, 1), rel=1e-6)
+        assert row["acceptance_rate"] == pytest.approx((row["acceptance_length"] - 1) / row["budget"])
+    never = Pricer("dear", CostModel.from_points([1, 2, 4], [0.01, 0.03, 0.05], draft_seconds=0.1))
+    assert all(row["conditional_acceptance"] is None for row in inverse.break_even(never, 3, 0, 1))
+
+
+def _erlang_c(load: float, servers: int) -> float:
+    terms = [load**k / math.factorial(k) for k in range(servers)]
+    last = load**servers / math.factorial(servers) * servers / (servers - load)
+    return last / (sum(terms) + last)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.1, 60.0), st.integers(1, 16))
+def test_gpus_against_the_textbook_erlang_c(load, slots):
+    gpus = inverse.gpus_needed(load, slots)
+    assert gpus * slots > load and _erlang_c(load, gpus * slots) <= 0.05 + 1e-12
+    fewer = (gpus - 1) * slots
+    assert fewer <= load or _erlang_c(load, fewer) > 0.05
+
+
+def test_square_root_staffing_takes_over_for_huge_loads():
+    assert inverse.gpus_needed(1e6, 64) == math.ceil((1e6 + 2e3) / 64)
