@@ -138,12 +138,15 @@ def bench_record(result: BenchResult, target: Target, drafter: Drafter | None, c
     """The bench as one JSON document: hardware, configuration, a row per policy, rows per data set. Units are in the names."""
     policies = []
     plain = result.of("plain")
+    speed = machine_speed(summarise(plain, plain)["tokens_per_second"], result.prediction.rates.get("plain"))
     for name in settings.names:
+        predicted = result.prediction.rates.get(name)
         runs, differences = result.of(name), result.differences.get(name, [])
         policies.append({
             "name": name,
             **summarise(runs, plain),
-            "predicted_tokens_per_second": result.prediction.rates.get(name),
+            "predicted_tokens_per_second": predicted,
+            "predicted_at_this_speed": None if predicted is None or speed is None else predicted * speed,
             "identical_to_plain": len(runs) - len(differences),
             "identical_share": (len(runs) - len(differences)) / max(1, len(runs)),
             "differences": [difference.to_dict() for difference in differences],
@@ -163,9 +166,19 @@ def bench_record(result: BenchResult, target: Target, drafter: Drafter | None, c
         "policies": policies,
         "datasets": by_dataset(result.runs, settings.names),
         "prediction_note": result.prediction.note,
+        "machine_speed": speed,
         "selection": result.prediction.selection,
         "seconds": result.seconds,
     }
+
+
+def machine_speed(plain_live: float, plain_predicted: float | None) -> float | None:
+    """How fast this machine is now beside when the profile was taken: plain decoding's rate over what replay says of it.
+
+    Shared machines drift by 10-20 % within minutes. Plain decoding is interleaved with every policy, so it tells drift from a
+    wrong prediction: `predicted_at_this_speed` is the prediction times this factor.
+    """
+    return plain_live / plain_predicted if plain_predicted else None
 
 
 def ceiling(cost: CostModel, drafter: Drafter | None, context_tokens: int = 256) -> float:
