@@ -17,6 +17,7 @@ from profiles.files import write_atomic
 
 PICTURES = ("png", "svg", "pdf")
 MAX_CONTEXTS_DRAWN = 5
+MARKER_COLOURS = ("black", "dimgrey", "silver", "gold", "deeppink", "cyan", "lime", "white")
 
 
 def plot_cost(
@@ -86,12 +87,17 @@ def _bars(cells: list[VerifyCell], seconds: np.ndarray) -> np.ndarray:
 
 
 def _draw_markers(axes: Any, cost: CostModel, markers: Mapping[str, float], context: int) -> None:
+    shown, labels = [], []
     for index, (label, num_nodes) in enumerate(sorted(markers.items(), key=lambda item: item[1])):
         tokens = max(float(num_nodes), 0.0) + 1.0
         height = cost.verify_seconds(tokens, context) * 1e3
-        axes.plot([tokens], [height], marker="v", ms=8, color="black", zorder=5)
-        offset = (4, 10 + 11 * (index % 3))  # neighbours are staggered so that labels stay apart
-        axes.annotate(f"{label} ({num_nodes:g} nodes)", (tokens, height), textcoords="offset points", xytext=offset, fontsize=8)
+        colour = MARKER_COLOURS[index % len(MARKER_COLOURS)]
+        axes.plot([tokens, tokens], [0, height], color=colour, lw=1.0, ls=":", zorder=1)
+        shown += axes.plot([tokens], [height], marker="v", ms=9, color=colour, mec="black", ls="", zorder=5)
+        labels.append(f"{label}: {num_nodes:.3g} nodes")
+    # A legend of their own: budgets lie close together, so labels at the points would cover each other.
+    title = f"mean budgets, context {context}"
+    axes.add_artist(axes.legend(shown, labels, loc="lower right", fontsize=8, title=title, title_fontsize=8))
 
 
 def _dress(axes: Any, cost: CostModel) -> None:
