@@ -44,10 +44,6 @@ class Numbers(click.ParamType):
 NUMBERS = Numbers()
 
 
-def _text(values: tuple[int, ...]) -> str:
-    return ",".join(str(value) for value in values)
-
-
 @click.command()
 @click.option("--target", default=DEFAULT_TARGET, show_default=True, help="Model to time: a name, a folder or a hub id.")
 @click.option("--drafter", default=None, help=f"Drafter to time, or `none`.  [default: {DEFAULT_DRAFTER}]")

@@ -82,10 +82,6 @@ class OperatorTables:
             raise UsageError(f"no {family} table of {self.engine} {self.version} for {self.system}", hint="name another engine")
         return path
 
-    def token_grid(self) -> list[int]:
-        """The numbers of rows at which products were measured."""
-        return [int(m) for m in _gemm(self._path("gemm"))[0]]
-
     def product_seconds(self, rows: Any, outputs: int, inputs: int) -> Array:
         """Seconds of one product of (rows, inputs) by (inputs, outputs), of the shape of `rows`.
 

@@ -12,6 +12,7 @@ from typing import Any
 from costmodel import load_profile
 from costmodel.report import plot_cost
 from profiles.errors import TreebudgetError
+from profiles.files import write_atomic
 from profiles.paths import (
     DEFAULT_DRAFTER,
     DEFAULT_DTYPE,
@@ -50,7 +51,7 @@ def split_prompts(folder: Path) -> tuple[Path, Path]:
     paths = folder / "prompts-tuning.jsonl", folder / "prompts-live.jsonl"
     live = lines[LIVE_EVERY - 1::LIVE_EVERY]
     for path, part in zip(paths, ([line for line in lines if line not in live], live), strict=True):
-        path.write_text("\n".join(part) + "\n", "utf-8")
+        write_atomic(path, "\n".join(part) + "\n")
     return paths
 
 

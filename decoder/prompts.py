@@ -12,8 +12,6 @@ from typing import Any
 
 from decoder.errors import PromptError
 
-KNOWN_FIELDS = ("prompt", "turns", "dataset", "key")
-
 
 @dataclass(frozen=True)
 class Prompt:

@@ -14,6 +14,7 @@ from decoder.drafters.dflash_config import DFlashConfig
 from decoder.drafters.dflash_model import DFlashModel, KeysValues
 from decoder.errors import DrafterError
 from decoder.linear import apply_linear_form
+from profiles.files import write_atomic
 
 
 class ContextCache:
@@ -109,10 +110,7 @@ class DFlashDrafter:
             device = self._mask_row.device
             query = context_tokens + torch.arange(self.block_size, device=device)[:, None]
             key = torch.arange(context_tokens + self.block_size, device=device)[None]
-            visible = (key <= query) if causal else torch.ones_like(key <= query)
-            if window is not None:
-                visible = visible & ((query - key).abs() < window)
-            masks.append(visible[None, None])
+            masks.append(within_reach(query - key, causal, window)[None, None])
         return masks
 
     @torch.inference_mode()
@@ -130,6 +128,12 @@ class DFlashDrafter:
         """Name and shape of this drafter, for traces and profiles."""
         return {"drafter": self.name, "block_size": self.block_size, "feature_layers": list(self.feature_layers),
                 "num_layers": len(self.model.layers), "parameters": sum(p.numel() for p in self.model.parameters())}
+
+
+def within_reach(distance: torch.Tensor, causal: bool, window: int | None) -> torch.Tensor:
+    """Which keys a layer lets a query see, by `distance` (query position less key position): boolean, of its shape."""
+    visible = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
+    return visible if window is None else visible & (distance.abs() < window)
 
 
 def blocks_forward(model: DFlashModel, features: torch.Tensor, roots: torch.Tensor, anchors: torch.Tensor,
@@ -154,15 +158,11 @@ def blocks_forward(model: DFlashModel, features: torch.Tensor, roots: torch.Tens
     owner = torch.arange(num_anchors, device=features.device).repeat_interleave(size)
     sees_context = key_positions[None, None] < anchors.repeat_interleave(size, dim=1)[:, :, None]
     sees_block = (owner[:, None] == owner[None]).expand(texts, -1, -1)
+    allowed = torch.cat([sees_context, sees_block], dim=2)
+    distance = positions[:, :, None] - torch.cat([key_positions.expand(texts, length), positions], 1)[:, None]
     masks: list[torch.Tensor | None] = []
     for causal, window in zip(config.is_causal, config.sliding_windows, strict=True):
-        distance = positions[:, :, None] - torch.cat([key_positions.expand(texts, length), positions], 1)[:, None]
-        visible = torch.cat([sees_context, sees_block], dim=2)
-        if causal:
-            visible = visible & (distance >= 0)
-        if window is not None:
-            visible = visible & (distance.abs() < window)
-        masks.append(visible[:, None])
+        masks.append((allowed & within_reach(distance, causal, window))[:, None])
     hidden = model(block.flatten(1, 2) * config.embedding_scale, positions, join, masks)
     return hidden.view(texts, num_anchors, size, -1)
 
@@ -186,4 +186,4 @@ def save_dflash_model(model: nn.Module, config: DFlashConfig, folder: Path, dtyp
     partial = folder / "model.safetensors.tmp"
     save_file(state, partial, metadata={"format": "pt"})
     partial.replace(folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config.raw, indent=2) + "\n")
+    write_atomic(folder / "config.json", json.dumps(config.raw, indent=2) + "\n")

@@ -21,6 +21,7 @@ from decoder.training.checkpoint import load_checkpoint, save_checkpoint
 from decoder.training.corpus import Corpus, Text
 from decoder.training.evaluate import evaluate
 from decoder.training.loss import BlocksNetwork, drafter_loss, output_vocabulary, position_weights
+from profiles.files import write_atomic
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -160,5 +161,5 @@ class Trainer:
                   "training_seconds": round(self.seconds, 1), "num_texts": len(self.texts),
                   "num_target_tokens": sum(t.num_tokens - t.num_prompt_tokens for t in self.texts),
                   "parameters": sum(p.numel() for p in self.model.parameters()), "history": self.history}
-        (self.work / "drafter" / "record.json").write_text(json.dumps(record, indent=2) + "\n")
+        write_atomic(self.work / "drafter" / "record.json", json.dumps(record, indent=2) + "\n")
         return record
