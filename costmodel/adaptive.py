@@ -71,6 +71,12 @@ class AdaptivePlan:
         return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
 
 
+def refusal(shape: Shape) -> str:
+    """The note on a size that the runtime cannot execute."""
+    batch = "" if shape.num_requests == 1 else f" for {shape.num_requests} requests"
+    return f"the runtime cannot execute {shape.size} verify tokens{batch}; nothing is interpolated across it"
+
+
 class AdaptiveSession:
     """One process's share of an adaptive run; everything it knows is in the log, so that a later process goes on."""
 
@@ -78,7 +84,7 @@ class AdaptiveSession:
         self.backend, self.plan, self.log, self.progress, self.clock = backend, plan, log, progress, clock
         self.timer = Timer(backend, clock)
         self.declared = declared_sizes(backend)
-        self.refused: set[int] = set()
+        self.refused: set[tuple[int, int]] = set()  # size and requests
         self.warm: set[Shape] = set()
         self.notes: list[str] = []
         self.points = Points(log.samples)
@@ -119,7 +125,8 @@ class AdaptiveSession:
         self._report()
 
     def _sizes(self, num_requests: int) -> list[int]:
-        return open_sizes(self.plan.max_verify_tokens, num_requests, self.declared, self.refused, self.points.padded)
+        refused = {size for size, requests in self.refused if requests == num_requests}
+        return open_sizes(self.plan.max_verify_tokens, num_requests, self.declared, refused, self.points.padded(num_requests))
 
     def _reference(self) -> Shape:
         requests = min(self.plan.num_requests)
@@ -152,7 +159,9 @@ class AdaptiveSession:
             result += [Shape("commit", size, *place) for size in (1, 4, 8)]
             if self.has_drafter:
                 nodes = [size for size in (1, 8, 32, 64, 256, 512) if size <= max(self.plan.max_verify_tokens, 8)]
-                result += [Shape("draft", 0, *place), *(Shape("select", size, *place) for size in nodes)]
+                blocks = [0, *getattr(self.backend, "draft_block_sizes", ())]  # 0: the drafter's own
+                result += [Shape("draft", size, *place) for size in blocks]
+                result += [Shape("select", size, *place) for size in nodes]
         return result
 
     def _fill(self, shapes: Iterable[Shape], samples: int, deadline: float) -> bool:
@@ -166,7 +175,7 @@ class AdaptiveSession:
                 return False
 
     def _is_refused(self, shape: Shape) -> bool:
-        return shape.stage == "verify" and shape.size in self.refused
+        return shape.stage == "verify" and (shape.size, shape.num_requests) in self.refused
 
     def _round(self, shapes: list[Shape], samples: int, deadline: float) -> bool:
         """Visit every place once, in random order, with the reference point first and last."""
@@ -196,8 +205,8 @@ class AdaptiveSession:
         try:
             self.timer.time(shape)
         except SizeNotExecutable:
-            self.refused.add(shape.size)
-            self.notes.append(f"the runtime cannot execute {shape.size} verify tokens; nothing is interpolated across it")
+            self.refused.add((shape.size, shape.num_requests))
+            self.notes.append(refusal(shape))
             return False
         self.warm.add(shape)
         return True
@@ -239,12 +248,15 @@ class AdaptiveSession:
         """Notes on what was reached, and on breaks of convexity."""
         self._choose()
         num = len(self.points.shapes("verify"))
-        noise = float(np.median([self.points.relative_error(shape) for shape in self.points.shapes("verify")]))
-        self.notes.append(f"medians are known within {noise:.1%} (median standard error); gaps are judged beyond twice the noise")
+        noise = np.array([self.points.relative_error(shape) for shape in self.points.shapes("verify")])
+        self.notes.append(
+            f"noise: medians are known within {np.median(noise):.1%} (median standard error), the worst within {noise.max():.1%}"
+        )
+        wanted = f"wanted {self.plan.error:.0%}"
         if self.widest > self.plan.error:
-            what = f"stopped after {self.plan.max_seconds:g} s: the widest gap is {self.widest:.1%}, wanted {self.plan.error:.0%}"
+            what = f"stopped after {self.plan.max_seconds:g} s, the widest gap is {self.widest:.1%} beyond the noise, {wanted}"
         else:
-            what = f"every gap is within the wanted {self.plan.error:.0%}"
+            what = f"beyond twice the noise, no gap between points is wider than the {wanted}"
         self.notes.append(f"chose {num} verify points adaptively; {what}")
         for (context, requests), (sizes, seconds, errors) in sorted(self.points.rows().items()):
             for index in np.flatnonzero(find_breaks(sizes, seconds, errors)):

@@ -17,24 +17,36 @@ class Backend(Protocol):
 
     Every call may return before the device is done; `synchronize` waits for it. The numbers returned say what was really
     executed, and the profiler refuses a backend that executes something else than it was asked for.
+
+    Attributes that a backend may have beside these, each used where it is there:
+        make_ready(stage, size): gets the next call ready (inputs drawn, a graph captured, other ranks told); not timed.
+        executable_verify_tokens: the sizes a captured or padded engine runs.
+        num_target_forwards: a counter that rises with every verify. verify_token_ids: the ids last verified.
+        draft_block_sizes: block sizes beside its own at which `draft(size)` can be timed.
+        notes: sentences the profile should carry.
+        rank, lead(), follow(), close(): several processes of one engine; rank 0 times what `lead()` returns and closes it,
+        the others `follow()`.
     """
 
     identity: Identity
 
     def prepare(self, context_tokens: int, num_requests: int = 1) -> None:
-        """Make a cache of that context for every request; what follows runs there. Not timed."""
+        """Make a cache of that context for each of the requests; what follows runs there. Not timed."""
 
     def verify(self, num_verify_tokens: int) -> int:
-        """One target forward over a real tree of that many slots in all, not committed; returns the rows executed."""
+        """One target forward over real trees of that many slots in all, not committed; returns the rows executed.
+
+        The requests of a batch share them evenly.
+        """
 
     def draft(self) -> int:
-        """One drafter pass at the prepared context; returns the block size, or 0 where there is no drafter."""
+        """Draft for every request at the prepared context; returns the block size, or 0 where there is no drafter."""
 
     def select(self, num_nodes: int) -> int:
-        """From draft logits to a tree of that many nodes; returns the nodes."""
+        """From draft logits to trees of that many nodes in all; returns the nodes."""
 
     def commit(self, num_tokens: int) -> int:
-        """Move that many accepted slots to follow the context, and undo it; returns the tokens moved."""
+        """Move that many accepted slots of every request to follow the context, and undo it; returns that number."""
 
     def synchronize(self) -> None:
         """Wait until the device has done everything asked so far."""

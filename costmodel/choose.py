@@ -60,10 +60,10 @@ class Points:
         """The shapes sampled at least once."""
         return [shape for shape in self._seconds if stage in (None, shape.stage)]
 
-    @property
-    def padded(self) -> list[tuple[int, int]]:
-        """Pairs (asked, executed) of verify calls that were padded."""
-        return sorted({(s.size, e) for s, e in self._executed.items() if s.stage == "verify" and e > s.size})
+    def padded(self, num_requests: int) -> list[tuple[int, int]]:
+        """Pairs (asked, executed) of verify calls of one batch that were padded."""
+        calls = ((s.size, e) for s, e in self._executed.items() if s.stage == "verify" and s.num_requests == num_requests)
+        return sorted({(asked, executed) for asked, executed in calls if executed > asked})
 
     def relative_error(self, shape: Shape) -> float:
         """The standard error of the median of one shape, relative to it."""

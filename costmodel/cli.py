@@ -1,4 +1,4 @@
-"""The `costmodel` command line: profile, show, list, compose, estimate."""
+"""The `costmodel` command line: profile, show, list, compose, estimate, whatif."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from costmodel.clicompose import compose, estimate
 from costmodel.cliprofile import profile
 from costmodel.clitools import TreebudgetGroup, emit_json, json_option, note, quiet_option
 from costmodel.errors import UsageError
-from costmodel.loading import load_profile, measured_profiles
+from costmodel.listing import list_profiles
+from costmodel.loading import load_profile
 from costmodel.planning.commands import whatif
-from costmodel.profile import Profile
 from costmodel.report import plot_cost
 from costmodel.show import describe, print_profile
-from profiles import index
 from profiles.paths import default_profile_path
 
 
@@ -55,31 +54,7 @@ def show(name_or_path: str | None, plot: Path | None, as_json: bool, quiet: bool
         print_profile(cost, Console(highlight=False))
 
 
-@main.command("list")
-@json_option
-def list_profiles(as_json: bool) -> None:
-    """List the shipped profiles and those this machine has measured.
-
-    \b
-    Example:
-      costmodel list --json
-    """
-    found = [(name, "shipped", index.find(name)) for name in index.names()]
-    found += [(name, "this machine", path) for name, path in measured_profiles().items()]
-    rows = [{"name": name, "where": where, "path": str(path), **_head(path)} for name, where, path in found]
-    if as_json:
-        emit_json({"schema": "treebudget.profile-list", "version": 1, "profiles": rows})
-        return
-    for row in rows:
-        click.echo(f"{row['name']}  ({row['where']}; {row['provenance']}; {row['source']})")
-
-
-def _head(path: Path) -> dict[str, str | None]:
-    read = Profile.load(path)
-    return {"provenance": read.provenance, "source": read.source, "device": read.identity.device, "target": read.identity.target}
-
-
-for _command in (profile, compose, estimate, whatif):
+for _command in (profile, list_profiles, compose, estimate, whatif):
     main.add_command(_command)
 
 if __name__ == "__main__":

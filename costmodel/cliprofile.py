@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +57,14 @@ NUMBERS = Numbers()
 @click.option("--linear", default=None, help="Form of the linear layers, if the engine has several.  [default: the engine's]")
 @click.option("--random-weights", is_flag=True, help="Build the model from its configuration alone; nothing is downloaded.")
 @click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Tensor-parallel ranks, under torchrun.")
+@click.option("--mode", type=click.Choice(["eager", "captured"]), default="eager", show_default=True, help="Or in CUDA graphs.")
+@click.option("--captured-sizes", type=NUMBERS, default=None, help="Sizes to capture.  [default: 1,2,4, then steps of 8 and 16]")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=None, help="File.  [default: cache folder]")
 @click.option("--error", type=click.FloatRange(0, 1, min_open=True), default=CPU.error, show_default=True, help="Wanted error.")
 @click.option("--max-seconds", type=float, default=None, help="Time to spend, about.  [default: 100, on a GPU 180]")
 @click.option("--max-verify-tokens", type=click.IntRange(1), default=None, help="Largest size.  [default: 64, on a GPU 512]")
 @click.option("--max-context", type=click.IntRange(0), default=None, help="Largest context.  [default: 512, on a GPU 16384]")
-@click.option("--requests", type=NUMBERS, default="1", show_default=True, help="Requests in the batch.")
+@click.option("--requests", "--batch", "requests", type=NUMBERS, default="1", show_default=True, help="Requests in the batch.")
 @click.option("--verify-tokens", type=NUMBERS, default=None, help="These sizes (root included) and no others; nothing is chosen.")
 @click.option("--context", "contexts", type=NUMBERS, default=None, help="These contexts and no others; nothing is chosen.")
 @click.option("--rounds", type=click.IntRange(1), default=GRID.max_rounds, show_default=True, help="Most samples of a shape.")
@@ -80,6 +85,8 @@ def profile(
     Example:
       costmodel profile --dtype bfloat16 --out here.json
       costmodel profile --verify-tokens 1-8,16,32 --context 128,1024 --rounds 9
+      costmodel profile --target Qwen/Qwen3-8B --random-weights --device cuda --mode captured --batch 1,4,16
+      torchrun --no-python --nproc-per-node 2 costmodel profile --tp 2 --target Qwen/Qwen3-8B --device cuda
       costmodel profile --gpu a40 --target Qwen/Qwen3-8B
     """
     if gpu is not None and not has_gpu(gpu):
@@ -118,10 +125,13 @@ def _offer(gpu: str, target: str, require_measured: bool, out: Path | None, as_j
 
 def _measure(
     target: str, drafter: str | None, as_json: bool, quiet: bool, *, dtype: str, device: str, threads: int | None,
-    backend_name: str, linear: str | None, random_weights: bool, tp: int, out: Path | None, rounds: int, **extent: Any,
+    backend_name: str, linear: str | None, random_weights: bool, tp: int, mode: str, captured_sizes: tuple[int, ...] | None,
+    out: Path | None, rounds: int, **extent: Any,
 ) -> None:  # fmt: skip
     """Measure this machine and save the profile."""
-    out = out or default_profile_path(target, dtype, device)
+    if captured_sizes is not None and mode != "captured":
+        raise UsageError("--captured-sizes belongs to --mode captured")
+    out = out or own_path(default_profile_path(target, dtype, device), mode, tp)
     if drafter is None and target == DEFAULT_TARGET and not random_weights:
         drafter = DEFAULT_DRAFTER
     plan = make_plan(device != "cpu", rounds, **extent)
@@ -133,13 +143,39 @@ def _measure(
         options["random_weights"] = True
     if tp > 1:
         options["tensor_parallel"] = tp
-    note(f"loading {target} with the {backend_name} backend", quiet)
+    if mode != "eager":
+        options |= {"mode": mode} | ({} if captured_sizes is None else {"captured_sizes": captured_sizes})
+    if os.environ.get("RANK", "0") == "0":
+        note(f"loading {target} with the {backend_name} backend", quiet)
     backend = _create(backend_name, options)
+    if getattr(backend, "rank", 0) > 0:  # rank 0 decides, times and writes
+        backend.follow()
+        return
     partial = out.with_name(out.name + ".partial.jsonl")
-    total = num_steps(plan) if isinstance(plan, MeasurePlan) else plan.max_seconds
-    with progress("profiling", total, quiet) as advance:
-        measured = profile_backend(backend, plan, partial_path=partial, progress=advance)
+    blocks = len(getattr(backend, "draft_block_sizes", ()))
+    total = num_steps(plan, blocks) if isinstance(plan, MeasurePlan) else plan.max_seconds
+    with leading(backend, tp) as leader, progress("profiling", total, quiet) as advance:
+        measured = profile_backend(leader, plan, partial_path=partial, progress=advance)
     save_measured(measured, out, partial, as_json, quiet)
+
+
+@contextmanager
+def leading(backend: Any, tp: int) -> Iterator[Any]:
+    """The backend that rank 0 times: its own, or the one that takes the other ranks along and lets them go at the end."""
+    if tp == 1 or not hasattr(backend, "lead"):
+        yield backend
+        return
+    leader = backend.lead()
+    try:
+        yield leader
+    finally:
+        leader.close()
+
+
+def own_path(path: Path, mode: str, tp: int) -> Path:
+    """The default file of a captured or tensor-parallel profile, beside the one of an eager one on one device."""
+    suffix = ("" if mode == "eager" else f"_{mode}") + ("" if tp == 1 else f"_tp{tp}")
+    return path.with_name(path.stem + suffix + path.suffix)
 
 
 def _create(backend_name: str, options: dict[str, Any]) -> Any:

@@ -26,7 +26,7 @@ class Gpu:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower().replace("nvidia", "").replace("geforce", ""))
+    return re.sub(r"[^a-z0-9]", "", re.sub(r"nvidia|geforce|tesla", "", name.lower()))
 
 
 @lru_cache(maxsize=1)
@@ -43,13 +43,14 @@ def known_gpus() -> tuple[Gpu, ...]:
 
 
 def find_gpu(name: str) -> Gpu:
-    """A GPU by name, alias or the device name a driver reports. Raises UsageError that lists the aliases."""
+    """A GPU by name, alias or the device name a driver reports (as `torch.cuda.get_device_name` gives it).
+
+    Case, spaces, dashes and the maker's name do not matter; beyond that the whole name must be known: an A10 is no A100,
+    and an H100 NVL no H100. Raises UsageError that lists the aliases.
+    """
     wanted = _plain(name)
     for gpu in known_gpus():
         if wanted in {_plain(gpu.name), *map(_plain, gpu.aliases)}:
-            return gpu
-    for gpu in known_gpus():
-        if wanted and (_plain(gpu.name).startswith(wanted) or wanted.startswith(_plain(gpu.name))):
             return gpu
     known = ", ".join(gpu.aliases[0] if gpu.aliases else gpu.name for gpu in known_gpus())
     raise UsageError(f"no facts about a GPU called {name!r}", hint=f"known: {known}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
@@ -74,14 +75,19 @@ class KnownLine:
     def scores(self) -> Array:
         """Of every point between two others (2, n): its distance from their chord, in units of the scale there, and by how
         much it lies beyond both of them. Of long lines every so many points are taken."""
-        found = []
-        for index in range(1, self.sizes.size - 1, 1 + self.sizes.size // MOST_LEFT_OUT):
-            rest = KnownLine(*(np.delete(item, index) for item in (self.sizes, self.seconds, self.noise)))
-            at = self.sizes[index : index + 1]
-            predicted = float(np.interp(at[0], rest.sizes, rest.seconds))
-            distance = abs(float(np.log(self.seconds[index] / predicted)))
-            found.append((distance / float(rest.scale(at)[0]), max(distance - float(rest.reach(at)[0]), 0.0)))
-        return np.array(found).reshape(-1, 2).T
+        middle = np.arange(1, self.sizes.size - 1, 1 + self.sizes.size // MOST_LEFT_OUT)
+        if not middle.size:
+            return np.empty((2, 0))
+        left, right, tokens = middle - 1, middle + 1, self.sizes[middle]
+        share = (tokens - self.sizes[left]) / (self.sizes[right] - self.sizes[left])
+        chord = (1 - share) * self.seconds[left] + share * self.seconds[right]
+        noise = np.hypot((1 - share) * self.noise[left], share * self.noise[right])
+        own = np.array([np.median(np.delete(self.noise, index)) for index in middle]) if self.noise.any() else 0.0
+        bend = self._bend(tokens, left, right, chord) / chord
+        scale = np.sqrt(noise**2 + own**2 + bend**2 + FLOOR**2)
+        ends = [np.abs(np.log(self.seconds[side] / chord)) for side in (left, right)]
+        distance = np.abs(np.log(self.seconds[middle] / chord))
+        return np.stack([distance / scale, np.maximum(distance - np.maximum(*ends), 0.0)])
 
 
 def _outside(tokens: Array, first: float, last: float) -> Array:
@@ -123,11 +129,14 @@ class IntervalModel:
         left_out = np.concatenate([line.scores() for line in self.lines], axis=1)
         self._scores = left_out[0]
         self._slack = 0.03 if left_out.shape[1] < MIN_SCORES else float(np.quantile(left_out[1], SLACK_LEVEL))
-        columns = self._columns()
-        self._columns_by_size = columns
-        self._context_scores = np.concatenate([line.scores()[0] for line in columns.values()] or [np.empty(0)])
 
-    def _columns(self) -> dict[float, KnownLine]:
+    @cached_property
+    def _context_scores(self) -> Array:
+        """Scores of leaving contexts out; only asked for between measured contexts, and not cheap."""
+        return np.concatenate([line.scores()[0] for line in self._columns_by_size.values()] or [np.empty(0)])
+
+    @cached_property
+    def _columns_by_size(self) -> dict[float, KnownLine]:
         """Lines over contexts at the sizes measured at three contexts or more; contexts count from 1."""
         found: dict[float, list[tuple[float, float, float]]] = {}
         for context, line in zip(self.contexts, self.lines, strict=True):

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from costmodel.adaptive import AdaptivePlan, AdaptiveSession
+from costmodel.adaptive import AdaptivePlan, AdaptiveSession, refusal
 from costmodel.aggregate import build_profile
 from costmodel.backend import Backend
-from costmodel.errors import SizeNotExecutable
+from costmodel.errors import SizeNotExecutable, UsageError
 from costmodel.partial import Sample, SampleLog
 from costmodel.plan import MeasurePlan, Shape, declared_sizes
 from costmodel.profile import Profile
@@ -37,20 +37,37 @@ def profile_backend(
     backend executes another number of rows, nodes or tokens than asked.
     """
     plan = plan or MeasurePlan()
-    log = SampleLog(partial_path, plan.key(backend.identity))
+    sizes = declared_sizes(backend)
+    log = SampleLog(partial_path, plan.key(backend.identity) + ("" if sizes is None else f" of sizes {sizes}"))
     try:
         kind = AdaptiveSession if isinstance(plan, AdaptivePlan) else _Session
         session = kind(backend, plan, log, progress or _silent, clock)  # type: ignore[arg-type]
         session.run()
     finally:
         log.close()
-    return build_profile(backend.identity, plan, log.samples, session.notes, session.executable)
+    notes = [*session.notes, *getattr(backend, "notes", ())]
+    return build_profile(backend.identity, plan, log.samples, notes, session.executable)
 
 
-def num_steps(plan: MeasurePlan) -> int:
-    """How many times `progress` is called at most: one warm-up pass and `max_rounds` rounds, with a drafter."""
-    per_round = sum(len(plan.shapes(context, requests)) for context, requests in plan.places())
-    return per_round * (plan.max_rounds + 1)
+def num_steps(plan: MeasurePlan, num_block_sizes: int = 0) -> int:
+    """How many times `progress` is called at most: one warm-up pass and `max_rounds` rounds, with a drafter.
+
+    `num_block_sizes` counts the block sizes beside its own at which drafts are timed.
+    """
+    return sum(len(grid_shapes(plan, place)) + num_block_sizes for place in plan.places()) * (plan.max_rounds + 1)
+
+
+def grid_shapes(plan: MeasurePlan, place: tuple[int, int], has_drafter: bool = True) -> list[Shape]:
+    """The shapes of one place; of the sizes, those that the requests of the batch can share evenly.
+
+    Raises UsageError where none is left.
+    """
+    shapes = plan.shapes(*place, has_drafter=has_drafter)
+    kept = [shape for shape in shapes if shape.stage != "verify" or shape.size % shape.num_requests == 0]
+    if not any(shape.stage == "verify" for shape in kept):
+        hint = f"add multiples of {place[1]} to the sizes"
+        raise UsageError(f"none of the sizes {list(plan.verify_tokens)} is a multiple of {place[1]} requests", hint=hint)
+    return kept
 
 
 def _silent(steps: float = 1, note: str = "") -> None:
@@ -70,7 +87,7 @@ class _Session:
         self.done = {(sample.round_index, sample.shape) for sample in log.samples if sample.role == "grid"}
         self.has_drafter = True
         self.notes: list[str] = []
-        self.refused: set[int] = set()
+        self.refused: set[tuple[int, int]] = set()  # size and requests
         self.executable = declared_sizes(backend)
 
     def run(self) -> None:
@@ -103,19 +120,22 @@ class _Session:
         return self.backend.draft() > 0
 
     def _shapes(self, place: tuple[int, int]) -> list[Shape]:
-        shapes = self.plan.shapes(*place, has_drafter=self.has_drafter)
-        return [shape for shape in shapes if shape.stage != "verify" or shape.size not in self.refused]
+        shapes = grid_shapes(self.plan, place, self.has_drafter)
+        if self.has_drafter:
+            shapes += [Shape("draft", size, *place) for size in getattr(self.backend, "draft_block_sizes", ())]
+        return [shape for shape in shapes if shape.stage != "verify" or (shape.size, shape.num_requests) not in self.refused]
 
     def _try(self, shape: Shape) -> None:
         """Time once for nothing; a size that the runtime cannot execute is left out from here on."""
         try:
             self.timer.time(shape)
         except SizeNotExecutable:
-            self.refused.add(shape.size)
-            self.notes.append(f"the runtime cannot execute {shape.size} verify tokens; nothing is interpolated across it")
+            self.refused.add((shape.size, shape.num_requests))
+            self.notes.append(refusal(shape))
             if self.executable is None:
                 self.executable = [size for size in self.plan.verify_tokens]
-            self.executable = [size for size in self.executable if size != shape.size]
+            if all((shape.size, requests) in self.refused for requests in self.plan.num_requests if shape.size % requests == 0):
+                self.executable = [size for size in self.executable if size != shape.size]
 
     def _warm_up(self) -> None:
         """Run every shape once and drop it; also learns whether there is a drafter."""
@@ -140,15 +160,20 @@ class _Session:
             if self.clock() > deadline:
                 return False
             self.backend.prepare(*place)
-            self.timer.time(Shape("verify", self.plan.reference.size, *place))  # the first call after a new cache is not typical
+            first = next(shape for shape in shapes if shape.stage == "verify")
+            self.timer.time(first)  # the first call after a new cache is not typical
             for shape in open_shapes:
                 self._keep(index, "grid", shape)
                 self.progress(1, f"round {index + 1} of {self.plan.max_rounds}, context {place[0]}")
         self._reference(index)
         return True
 
+    def _reference_shape(self) -> Shape:
+        """The smallest size at the first place, measured again at both ends of every round, to catch drift."""
+        return min(shape for shape in self._shapes(self.plan.places()[0]) if shape.stage == "verify")
+
     def _reference(self, index: int) -> None:
-        reference = self.plan.reference
+        reference = self._reference_shape()
         self.backend.prepare(reference.context_tokens, reference.num_requests)
         self.timer.time(reference)
         self._keep(index, "reference", reference)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -113,7 +113,7 @@ class CostModel:
         """The raw form for the smallest measured batch (one request, as a rule)."""
         return self._tables[self._measured_requests[0]]
 
-    @property
+    @cached_property
     def max_verify_tokens(self) -> int:
         """The largest measured number of verify tokens."""
         return max(cell.verify_tokens for cell in self.profile.verify)

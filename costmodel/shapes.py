@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -126,10 +127,33 @@ def _dense_layers(config: Mapping[str, Any], layers: int) -> int:
     return len(dense | {layer for layer in range(layers) if (layer + 1) % step})
 
 
+@lru_cache(maxsize=1)
+def _models_file() -> dict[str, Any]:
+    return json.loads((files("profiles") / "models.json").read_text(encoding="utf-8"))
+
+
 def shipped_models() -> dict[str, dict[str, Any]]:
     """Configurations that come with the library (profiles/models.json), by hub name."""
-    document = json.loads((files("profiles") / "models.json").read_text(encoding="utf-8"))
-    return document["models"]
+    return {name: dict(config) for name, config in _models_file()["models"].items()}
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Public copies of a configuration that its numbers were compared with, and the fields that nothing confirms."""
+
+    sources: tuple[str, ...]
+    unverified: tuple[str, ...]
+
+
+def model_sources() -> dict[str, ModelSource]:
+    """Where the numbers of every shipped configuration come from, by hub name; an entry without sources is all unverified."""
+    checked = _models_file().get("checked", {})
+    found = {}
+    for name, config in shipped_models().items():
+        entry = checked.get(name, {})
+        sources = tuple(entry.get("sources", ()))
+        found[name] = ModelSource(sources, tuple(entry.get("unverified", ())) if sources else tuple(config))
+    return found
 
 
 def find_shape(model: str) -> ModelShape:

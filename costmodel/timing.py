@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +20,9 @@ MIN_TOKENS_TO_JUDGE = 4  # so few token ids may be equal by chance
 class Timer:
     """Times calls of one backend, from an idle device to an idle device.
 
-    Beside what a call returns it reads two optional attributes of the backend: `num_target_forwards`, a counter that must
-    rise with every verify, and `verify_token_ids`, the ids last verified, which must not all be equal on a mixture of
-    experts.
+    The backend's `make_ready`, where it has one, runs before the clock starts. Beside what a call returns the timer reads
+    two optional attributes: `num_target_forwards`, a counter that must rise with every verify, and `verify_token_ids`, the
+    ids last verified, which must not all be equal on a mixture of experts.
     """
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
@@ -30,11 +32,14 @@ class Timer:
     def time(self, shape: Shape) -> tuple[int, float]:
         """What one call executed, and its seconds. Raises MeasurementError or one of its kinds."""
         backend = self.backend
-        call = {"verify": backend.verify, "select": backend.select, "commit": backend.commit}.get(shape.stage)
+        call = self._call(shape)
+        make_ready = getattr(backend, "make_ready", None)
+        if make_ready is not None:
+            make_ready(shape.stage, shape.size)
         forwards = getattr(backend, "num_target_forwards", None)
         backend.synchronize()
         started = self.clock()
-        executed = backend.draft() if call is None else call(shape.size)
+        executed = call()
         backend.synchronize()
         seconds = self.clock() - started
         if shape.stage == "verify":
@@ -43,6 +48,13 @@ class Timer:
         if seconds < 0 or (shape.stage == "verify" and not seconds > 0):
             raise MeasurementError(f"the clock says that {shape} took {seconds} s")
         return int(executed), seconds
+
+    def _call(self, shape: Shape) -> Callable[[], int]:
+        backend: Any = self.backend
+        if shape.stage == "draft":
+            return partial(backend.draft, shape.size) if shape.size else backend.draft
+        calls = {"verify": backend.verify, "select": backend.select, "commit": backend.commit}
+        return partial(calls[shape.stage], shape.size)
 
     def _check_verify(self, shape: Shape, executed: int, forwards_before: int | None) -> None:
         forwards = getattr(self.backend, "num_target_forwards", None)
@@ -65,7 +77,7 @@ class Timer:
         pads = shape.stage == "verify" and self.backend.identity.mode in ("captured", "padded")
         fits = {
             "verify": executed == shape.size or (pads and executed > shape.size),
-            "draft": executed > 0,
+            "draft": executed > 0 and shape.size in (0, executed),
             "select": 0 <= executed <= shape.size,
             "commit": executed == shape.size,
         }[shape.stage]

@@ -44,6 +44,10 @@ class Acceptance:
         before = (1.0, *self.survival[:-1])
         return tuple(now / earlier if earlier > 0 else 0.0 for now, earlier in zip(self.survival, before, strict=True))
 
+    def relative_errors(self, max_nodes: int) -> list[float]:
+        """`relative_error` of 0, 1 ... max_nodes nodes; it stays what it was beyond the last known position."""
+        return [self.relative_error(number) for number in range(max_nodes + 1)]
+
     def relative_error(self, num_nodes: int) -> float:
         """Half-width of the 90 % interval of tokens per round at this budget, relative; 0 where num_rounds is unknown.
 

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 
 from costmodel.errors import FileFormatError
-from costmodel.planning.acceptance import Acceptance, from_counts, from_histogram, from_lengths
+from costmodel.planning.acceptance import Acceptance, from_conditional, from_counts, from_histogram, from_lengths
 
-FORMS = "survival, acceptance_histogram, num_drafts + num_accepted_tokens_per_pos, acceptance_lengths"
+FORMS = "survival, conditional, acceptance_histogram, num_drafts + num_accepted_tokens_per_pos, acceptance_lengths"
 
 
 def read_acceptance(path: str | os.PathLike[str]) -> Acceptance:
     """Read a JSON object with one of the keys in FORMS; vLLM's `vllm:spec_decode_` prefix and a wrapping are accepted.
 
-    `num_rounds` beside `survival` says how many rounds are behind it, and gives it an interval; `siblings` makes a tree.
+    `num_rounds` beside `survival` or `conditional` (given all positions before) says how many rounds are behind it, and
+    gives it an interval; `siblings` makes a tree.
     Raises FileFormatError or ImpossibleAcceptance.
     """
     source = Path(path)
@@ -41,10 +42,12 @@ def _unwrapped(document: Any) -> dict[str, Any]:
 
 def _from_fields(fields: dict[str, Any], name: str) -> Acceptance:
     siblings = tuple(float(share) for share in fields.get("siblings", ()))
-    if "survival" in fields:
-        rounds = fields.get("num_rounds")
-        survival = tuple(float(value) for value in fields["survival"])
-        return Acceptance(survival, f"survival in {name}", siblings, None if rounds is None else int(rounds))
+    for form in ("survival", "conditional"):
+        if form in fields:
+            rounds = fields.get("num_rounds")
+            values = tuple(float(value) for value in fields[form])
+            survival = values if form == "survival" else from_conditional(values, len(values)).survival
+            return Acceptance(survival, f"{form} in {name}", siblings, None if rounds is None else int(rounds))
     if "acceptance_histogram" in fields:
         found = from_histogram([float(count) for count in fields["acceptance_histogram"]], f"histogram in {name}")
     elif "num_accepted_tokens_per_pos" in fields:

@@ -51,7 +51,7 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--requests-per-second", "load", type=POSITIVE, help="GPUs that carry this load; needs --output-tokens.")
 @click.option("--output-tokens", type=POSITIVE, help="Mean generated tokens of a request.")
 @click.option("--prefill-ms", type=click.FloatRange(0), default=0.0, show_default=True, help="Prefill of a request, in the load.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV on stdout.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print every answer as CSV on stdout.")
 @click.option("--html", "page_path", type=click.Path(dir_okay=False, path_type=Path), help="Write one page that opens offline.")
 @json_option
 @quiet_option
@@ -96,7 +96,8 @@ def whatif(
     if page_path is not None:
         from costmodel.planning.page import page
 
-        write_atomic(page_path, page(document, pricers, expected_tokens(accepted, largest), settings))
+        tokens = expected_tokens(accepted, largest)
+        write_atomic(page_path, page(document, pricers, tokens, accepted.relative_errors(tokens.size - 1), settings))
         note(f"page: {page_path}", quiet)
     _print(document, as_json, as_csv, quiet)
 
@@ -141,9 +142,10 @@ def _answer_backwards(
     settings: Settings, slo: float | None, even: bool, load: float | None, output_tokens: float | None, prefill_ms: float,
 ) -> None:  # fmt: skip
     tokens = expected_tokens(acceptance, settings.max_nodes)
+    errors = acceptance.relative_errors(tokens.size - 1)
     if slo is not None:
         document["slo"] = [
-            inverse.largest_batch_within(pricer, tokens, memory, context, slo)
+            inverse.largest_batch_within(pricer, tokens, memory, context, slo, errors)
             for pricer, memory in zip(pricers, memories, strict=True)
             for context in settings.contexts
         ]
@@ -166,13 +168,11 @@ def _print(document: dict[str, Any], as_json: bool, as_csv: bool, quiet: bool) -
         emit_json(document)
         return
     if as_csv:
-        click.echo(render.to_csv(document["rows"]), nl=False)
+        click.echo(render.to_csv(document), nl=False)
     else:
         click.echo(f"acceptance: {document['acceptance']['source']}\n{render.table(document['rows'])}")
-    views = {"slo": render.slo_table, "break_even": render.break_even_table, "fleet": render.fleet_table}
-    for key, view in views.items():
-        if key in document and not as_csv:
-            click.echo("\n" + view(document[key]))
+        for title, lines in render.inverse_tables(document):
+            click.echo(f"\n{title}\n{render.columns(lines)}")
     for line in document["assumptions"]:
         note(f"note: {line}", quiet)
     for row in document["rows"]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from costmodel.planning.acceptance import rate_of_mean
 from costmodel.planning.memory import Memory
 from costmodel.planning.pricing import Pricer
-from costmodel.planning.whatif import MAX_SEARCHED_BATCH, choose
+from costmodel.planning.whatif import CASES, MAX_SEARCHED_BATCH, Choice, Errors, choose
 
 Array = NDArray[np.float64]
 MAX_WAIT_PROBABILITY = 0.05
@@ -25,45 +25,56 @@ ARRIVALS = (
 
 
 def largest_batch_within(
-    pricer: Pricer, tokens: Array, memory: Memory, context_tokens: int, slo_ms_per_token: float
+    pricer: Pricer, tokens: Array, memory: Memory, context_tokens: int, slo_ms_per_token: float, errors: Errors = None
 ) -> dict[str, Any]:
     """The largest batch whose best budget stays within `slo_ms_per_token` for every user, and what limits it.
 
     Milliseconds per token do not fall as the batch grows, so doubling and bisection find it. Batch 0: not even one
-    request is served fast enough (or fits).
+    request is served fast enough (or fits). The interval of the batch holds the answers where everything costs its high
+    end (the batch that is safe) and its low end.
     """
+    found = {case: _largest_batch(pricer, tokens, memory, context_tokens, slo_ms_per_token, case, errors) for case in CASES}
+    good, limited = found["expected"]
+    batches = [batch for batch, _ in found.values()]
+    row: dict[str, Any] = {
+        "profile": pricer.name, "context_tokens": context_tokens, "slo_ms_per_token": slo_ms_per_token,
+        "largest_batch": good, "limited_by": limited, "provenance": pricer.provenance(max(good, 1)),
+        "interval": {"largest_batch": [min(batches), max(batches)]},
+    }  # fmt: skip
+    if good:
+        choices = {case: choose(pricer, tokens, context_tokens, good, case, errors) for case in CASES}
+        budget = choices["expected"].budget
+        priced = pricer.round_interval(budget, context_tokens, good)
+        most, fewest = (float(choices[case].tokens[budget]) for case in ("cheap", "dear"))
+        budgets = [choice.budget for choice in choices.values()]
+        row |= {"budget": budget, "ms_per_token": 1e3 / choices["expected"].rate}
+        row["interval"] |= {
+            "budget": [min(budgets), max(budgets)],
+            "ms_per_token": [1e3 * float(priced.low[0]) / most, 1e3 * float(priced.high[0]) / fewest],
+        }
+    return row
+
+
+def _largest_batch(
+    pricer: Pricer, tokens: Array, memory: Memory, context_tokens: int, slo_ms_per_token: float, case: str, errors: Errors
+) -> tuple[int, str]:
     fits = memory.largest_batch(context_tokens, 0)
     limit = MAX_SEARCHED_BATCH if fits is None else min(fits, MAX_SEARCHED_BATCH)
 
-    def fast_enough(batch: int) -> bool:
-        return 1e3 / choose(pricer, tokens, context_tokens, batch).rate <= slo_ms_per_token
+    def best(batch: int) -> Choice:
+        return choose(pricer, tokens, context_tokens, batch, case, errors)
 
-    good, bad = 0, limit + 1
-    tried = 1
-    while tried <= limit and fast_enough(tried):
+    good, bad, tried = 0, limit + 1, 1
+    while tried <= limit and 1e3 / best(tried).rate <= slo_ms_per_token:
         good, tried = tried, tried * 2
     bad = min(bad, tried)
     while bad - good > 1:
         middle = (good + bad) // 2
-        good, bad = (middle, bad) if fast_enough(middle) else (good, middle)
+        good, bad = (middle, bad) if 1e3 / best(middle).rate <= slo_ms_per_token else (good, middle)
     limited = "latency" if bad <= limit else ("memory" if fits is not None and fits <= MAX_SEARCHED_BATCH else "search")
-    while good and fits is not None and good > _fitting(pricer, tokens, memory, context_tokens, good):
+    while good and fits is not None and good > (memory.largest_batch(context_tokens, best(good).budget) or 0):
         good, limited = good - 1, "memory"  # the drafted tokens' own cache
-    row: dict[str, Any] = {
-        "profile": pricer.name, "context_tokens": context_tokens, "slo_ms_per_token": slo_ms_per_token,
-        "largest_batch": good, "limited_by": limited, "provenance": pricer.provenance(max(good, 1)),
-    }  # fmt: skip
-    if good:
-        choice = choose(pricer, tokens, context_tokens, good)
-        priced = pricer.round_interval(choice.budget, context_tokens, good)
-        share = 1e3 / float(tokens[choice.budget])
-        row |= {"budget": choice.budget, "ms_per_token": 1e3 / choice.rate}
-        row |= {"interval": {"ms_per_token": [share * float(priced.low[0]), share * float(priced.high[0])]}}
-    return row
-
-
-def _fitting(pricer: Pricer, tokens: Array, memory: Memory, context_tokens: int, batch: int) -> int:
-    return memory.largest_batch(context_tokens, choose(pricer, tokens, context_tokens, batch).budget) or 0
+    return good, limited
 
 
 def break_even(pricer: Pricer, max_nodes: int, context_tokens: int, num_requests: int) -> list[dict[str, Any]]:
@@ -73,17 +84,19 @@ def break_even(pricer: Pricer, max_nodes: int, context_tokens: int, num_requests
     1 + p + ... + p^n for it and is None where even full acceptance does not pay. The interval takes the round's and the
     plain step's ends against each other.
     """
-    plain = pricer.round_interval(0, context_tokens, num_requests)
+    priced = pricer.budgets(max_nodes, context_tokens, num_requests)
     rows = []
     for nodes in range(1, max_nodes + 1):
-        priced = pricer.round_interval(nodes, context_tokens, num_requests)
-        needed = float(priced.seconds[0] / plain.seconds[0])
-        ends = [float(priced.low[0] / plain.high[0]), float(priced.high[0] / plain.low[0])]
+        needed = float(priced.seconds[nodes] / priced.seconds[0])
+        ends = [float(priced.low[nodes] / priced.high[0]), float(priced.high[nodes] / priced.low[0])]
         rows.append({
             "profile": pricer.name, "context_tokens": context_tokens, "batch": num_requests, "budget": nodes,
             "provenance": pricer.provenance(num_requests), "acceptance_length": needed,
             "acceptance_rate": _rate(needed, nodes), "conditional_acceptance": _conditional(needed, nodes),
-            "interval": {"acceptance_length": ends, "conditional_acceptance": [_conditional(end, nodes) for end in ends]},
+            "interval": {
+                "acceptance_length": ends, "acceptance_rate": [_rate(end, nodes) for end in ends],
+                "conditional_acceptance": [_conditional(end, nodes) for end in ends],
+            },
         })  # fmt: skip
     return rows
 
@@ -112,8 +125,10 @@ def fleet(
         found.append({
             "profile": row["profile"], "context_tokens": row["context_tokens"], "batch": row["batch"],
             "budget": row["budget"], "provenance": row["provenance"], "fits": row["fits"],
-            "gpus": None if misfit else counts[2], "interval": {"gpus": None if misfit else counts[:2]},
-            "requests_in_flight": requests_per_second * seconds[2],
+            "gpus": None if misfit else counts[2], "requests_in_flight": requests_per_second * seconds[2],
+            "interval": {
+                "gpus": None if misfit else counts[:2], "requests_in_flight": [requests_per_second * end for end in seconds[:2]],
+            },
         })  # fmt: skip
     return found
 

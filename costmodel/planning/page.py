@@ -12,7 +12,8 @@ import numpy as np
 from costmodel.clitools import to_jsonable
 from costmodel.planning.errors import PageUnavailable
 from costmodel.planning.pricing import Pricer
-from costmodel.planning.whatif import Settings, choose
+from costmodel.planning.render import Lines, inverse_tables, lines_of
+from costmodel.planning.whatif import CASES, Settings, choose
 
 CURVE_POINTS = 48
 STYLE = """
@@ -38,10 +39,13 @@ function fill(id, values) { for (const v of values) { const o = document.createE
 function series(list, make) { return list.filter(c => c.profile === pick('profile').value).map(make); }
 function draw() {
   const row = find(), profile = pick('profile').value, rows = doc.rows.filter(r => r.profile === profile);
-  pick('answer').textContent = 'chosen budget: ' + row.budget + ' nodes per request (' + row.provenance + ')';
+  pick('answer').textContent = 'chosen budget: ' + row.budget + ' nodes per request (' + row.provenance + ')'
+    + (row.interval.budget[0] === row.interval.budget[1] ? '' : ', between ' + row.interval.budget.join(' and '));
   pick('details').textContent = ends(row, 'tokens_per_round', 2) + ' tokens per round, ' + ends(row, 'ms_per_token', 2)
     + ' ms per token, ' + ends(row, 'tokens_per_second_per_gpu', 0) + ' tokens/s per GPU, '
-    + ends(row, 'speedup_over_plain', 2) + ' times plain decoding; cost per million tokens '
+    + ends(row, 'speedup_over_plain', 2) + ' times plain decoding, ' + (100 * row.gain_over_fixed).toFixed(1) + ' % ['
+    + row.interval.gain_over_fixed.map(g => (100 * g).toFixed(1)).join(', ') + '] over fixed ' + row.fixed_budget
+    + '; cost per million tokens '
     + ends(row, 'cost_per_million_tokens', 3) + '; ' + row.verdict;
   Plotly.react('curves', series(doc.curves, c => ({x:c.verify_tokens, y:c.ms,
     name:'context ' + c.context_tokens + ' (' + c.provenance + ')',
@@ -49,7 +53,8 @@ function draw() {
     marker:{size:4}})), layout('', '', {xaxis:{type:'log', title:{text:'verify tokens, one request'}},
     yaxis:{type:'log', title:{text:'ms per forward'}}}), options);
   Plotly.react('throughput', series(doc.throughput.filter(t => t.batch === +pick('batch').value), t => ({x:t.budget, y:t.per_gpu,
-    name:'context ' + t.context_tokens + ' (' + t.provenance + ')', mode:'lines+markers'})),
+    name:'context ' + t.context_tokens + ' (' + t.provenance + ')', mode:'lines+markers',
+    error_y:{type:'data', symmetric:false, array:t.above, arrayminus:t.below, thickness:.6, width:0}})),
     layout('budget: nodes per request (0 = plain)', 'tokens/s per GPU', {}), options);
   const xs = doc.batches.map(String), ys = doc.contexts.map(String);
   const cell = (c, b) => rows.find(r => r.context_tokens === c && r.batch === b);
@@ -76,14 +81,15 @@ draw();
 
 
 def page(
-    document: Mapping[str, Any], pricers: Sequence[Pricer], tokens: Any, settings: Settings, title: str = "treebudget what-if"
-) -> str:
+    document: Mapping[str, Any], pricers: Sequence[Pricer], tokens: Any, errors: Sequence[float], settings: Settings,
+    title: str = "treebudget what-if",
+) -> str:  # fmt: skip
     """The page for a what-if document (see commands). Raises PageUnavailable where plotly is not installed."""
     data = {
         "rows": document["rows"], "contexts": list(settings.contexts), "batches": list(settings.batches),
         "curves": [_curve(pricer, context) for pricer in pricers for context in settings.contexts],
         "throughput": [
-            _throughput(pricer, tokens, context, batch)
+            _throughput(pricer, tokens, errors, context, batch)
             for pricer in pricers for context in settings.contexts for batch in settings.batches
         ],
     }  # fmt: skip
@@ -92,6 +98,10 @@ def page(
     sources = "".join(
         f"<li><b>{html.escape(item['name'])}</b>: {html.escape(item['provenance'])}; {html.escape(item['source'])}</li>"
         for item in document["profiles"]
+    )
+    backwards = "".join(
+        f"<h2>{html.escape(heading)}</h2>{_table(lines, f'backwards-{number}')}"
+        for number, (heading, lines) in enumerate(inverse_tables(document))
     )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>
@@ -104,7 +114,8 @@ def page(
 <h2>Throughput against budget</h2><div id="throughput" class="plot"></div>
 <h2>Chosen budget</h2><div id="map" class="plot"></div>
 <h2>Cost per million tokens</h2><div id="cost" class="plot"></div>
-<h2>All answers</h2>{_table(document["rows"])}
+<h2>All answers</h2>{_table(lines_of(document["rows"]), "answers")}
+{backwards}
 <h2>Where the numbers come from</h2><ul>{sources}</ul><h2>What is assumed</h2><ul>{notes}</ul>
 <script type="application/json" id="data">{embedded}</script><script>{SCRIPT}</script></body></html>
 """
@@ -132,28 +143,17 @@ def _curve(pricer: Pricer, context: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _throughput(pricer: Pricer, tokens: Any, context: int, batch: int) -> dict[str, Any]:
-    choice = choose(pricer, tokens, context, batch)
+def _throughput(pricer: Pricer, tokens: Any, errors: Sequence[float], context: int, batch: int) -> dict[str, Any]:
+    expected, cheap, dear = (choose(pricer, tokens, context, batch, case, errors).rates for case in CASES)
+    scale = batch / pricer.tensor_parallel
     return {
         "profile": pricer.name, "context_tokens": context, "batch": batch, "provenance": pricer.provenance(batch),
-        "budget": list(range(tokens.size)), "per_gpu": choice.rates * batch / pricer.tensor_parallel,
+        "budget": list(range(tokens.size)), "per_gpu": scale * expected, "below": scale * (expected - dear),
+        "above": scale * (cheap - expected),
     }  # fmt: skip
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    from costmodel.planning.render import short, with_ends
-
-    def cells(row: Mapping[str, Any]) -> list[str]:
-        ends, cost = row["interval"], row["cost_per_million_tokens"]
-        return [
-            row["profile"], str(row["context_tokens"]), str(row["batch"]), str(row["budget"]), short(row["tokens_per_round"]),
-            with_ends(row["ms_per_token"], ends["ms_per_token"]),
-            with_ends(row["tokens_per_second_per_gpu"], ends["tokens_per_second_per_gpu"]),
-            with_ends(row["speedup_over_plain"], ends["speedup_over_plain"]),
-            "no price" if cost is None else with_ends(cost, ends["cost_per_million_tokens"]), row["verdict"], row["provenance"],
-        ]  # fmt: skip
-
-    names = ("profile,context,batch,budget,tokens/round,ms/token,tokens/s/GPU,vs plain,cost/Mtok,verdict,from").split(",")
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells(row)) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+def _table(lines: Lines, name: str) -> str:
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in lines[0])
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in lines[1:])
+    return f'<table id="{name}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'

@@ -23,6 +23,10 @@ class Priced:
     low: Array
     high: Array
 
+    def case(self, name: str) -> Array:
+        """Seconds where everything costs what is expected, its low end (`cheap`) or its high end (`dear`)."""
+        return {"expected": self.seconds, "cheap": self.low, "dear": self.high}[name]
+
 
 class Pricer:
     """Prices rounds of r requests with n nodes each: draft(c, r) + select + verify(r (n + 1), c, r) + commit, as CostModel does.
@@ -42,6 +46,7 @@ class Pricer:
         self._cells = cost.profile.verify
         self.measured_requests = sorted({cell.num_requests for cell in self._cells})
         self.block_size = cost.identity.block_size or DEFAULT_BLOCK_SIZE
+        self._priced: dict[tuple[int, int, int], Priced] = {}
 
     @property
     def tensor_parallel(self) -> int:
@@ -94,20 +99,31 @@ class Pricer:
         return float(verify[0]) + share * float(self.cost.commit_seconds(1, context_tokens, base))
 
     def round_interval(self, nodes: int, context_tokens: int, num_requests: int) -> Priced:
-        """The round at one budget (0 is a plain step) with its interval, arrays of shape (1,).
+        """The round at one budget (0 is a plain step) with its interval, arrays of shape (1,)."""
+        priced = self.budgets(nodes, context_tokens, num_requests)
+        return Priced(priced.seconds[-1:], priced.low[-1:], priced.high[-1:])
 
-        The ends of the parts add up, as if all erred in one direction: wide rather than too narrow.
+    def budgets(self, max_nodes: int, context_tokens: int, num_requests: int) -> Priced:
+        """Rounds with 0..max_nodes nodes per request (0 is a plain step) and their intervals, arrays (max_nodes + 1,).
+
+        The ends of the parts add up, as if all erred in one direction: wide rather than too narrow. Kept once asked.
         """
-        tokens = np.array([float(num_requests * (nodes + 1))])
+        key = (max_nodes, context_tokens, num_requests)
+        if key not in self._priced:
+            self._priced[key] = self._price(*key)
+        return self._priced[key]
+
+    def _price(self, max_nodes: int, context_tokens: int, num_requests: int) -> Priced:
+        nodes = np.arange(max_nodes + 1, dtype=float)
+        tokens = num_requests * (nodes + 1)
         verify = self._verify(tokens, context_tokens, num_requests)
         low, high = self._verify_ends(tokens, verify, context_tokens, num_requests)
-        if nodes == 0:
-            rest = np.array([self.plain(context_tokens, num_requests)]) - verify
-            return Priced(verify + rest, low + rest, high + rest)
-        host = self._host(np.array([float(nodes)]), context_tokens, num_requests)
-        draft = self._draft(context_tokens, num_requests)
-        draft_low, draft_high = (draft * factor for factor in self._draft_factors(context_tokens, num_requests))
-        return Priced(verify + host + draft, low + host + draft_low, high + host + draft_high)
+        rest = np.full((3, nodes.size), self.plain(context_tokens, num_requests) - float(verify[0]))
+        if max_nodes:
+            factors = (1.0, *self._draft_factors(context_tokens, num_requests))
+            drafts = self._draft(context_tokens, num_requests) * np.array(factors)
+            rest[:, 1:] = self._host(nodes[1:], context_tokens, num_requests) + drafts[:, None]
+        return Priced(verify + rest[0], low + rest[1], high + rest[2])
 
     def _base(self, num_requests: int) -> tuple[int, float]:
         """The batch to ask the cost model for, and how many of it make this one."""

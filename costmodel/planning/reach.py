@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,16 @@ def expected_tokens(acceptance: Acceptance, max_nodes: int) -> Array:
     if not acceptance.siblings:
         return np.concatenate([[1.0], 1.0 + np.cumsum(acceptance.survival[:max_nodes])])
     return 1.0 + np.concatenate([[0.0], np.cumsum(_reaches(acceptance, max_nodes))])
+
+
+def tokens_in_case(tokens: Array, errors: Sequence[float] | None, case: str) -> Array:
+    """Tokens per round (m + 1,) as expected, as many as their interval allows (`cheap`) or as few (`dear`).
+
+    `errors` are the relative half-widths (m + 1,), None where acceptance is taken as exact. The plain step gives 1 always.
+    """
+    if errors is None or case == "expected":
+        return tokens
+    return tokens * (1.0 + (1.0 if case == "cheap" else -1.0) * np.asarray(errors)[: tokens.size])
 
 
 def _reaches(acceptance: Acceptance, max_nodes: int) -> list[float]:

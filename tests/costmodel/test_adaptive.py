@@ -46,7 +46,7 @@ def test_the_wanted_error_is_reached_with_few_points(curve, most):
     profile, _ = run(curve)
     assert worst(profile, curve) < PLAN.error
     assert len(profile.verify) <= most
-    assert any("every gap is within the wanted 3%" in note for note in profile.notes)
+    assert any("beyond twice the noise, no gap between points is wider than the wanted 3%" in note for note in profile.notes)
 
 
 def test_a_cliff_is_found_cornered_and_reported():
@@ -137,3 +137,27 @@ def test_choices_do_not_depend_on_the_machine():
     first, second = run(concave)[0], run(concave)[0]
     assert first.verify == second.verify
     assert np.all(np.diff(sorted({cell.context_tokens for cell in first.verify})) > 0)
+
+
+def test_gap_and_noise_are_stated_apart():
+    """With 4 % noise the medians are not known within 3 %, and the notes must not read as if the curve were."""
+    profile, _ = run(linear, noise=0.04)
+    noise = next(note for note in profile.notes if note.startswith("noise: medians are known within"))
+    gap = next(note for note in profile.notes if note.startswith("chose"))
+    assert float(noise.split("within ")[1].split("%")[0]) > 0.5 and "the worst within" in noise
+    assert "twice the noise" in gap or "beyond the noise" in gap
+
+
+def test_drafts_are_timed_at_every_context_and_block_size():
+    class Drafts(FakeBackend):
+        draft_block_sizes = (4, 16)
+
+        def draft(self, block_size: int = 0) -> int:
+            super().draft()
+            return block_size or self.block_size
+
+    backend = Drafts(VirtualClock(), linear)
+    profile = profile_backend(backend, PLAN, clock=backend.clock)
+    drafts = {(cell.size, cell.context_tokens) for cell in profile.stages if cell.stage == "draft"}
+    contexts = {cell.context_tokens for cell in profile.verify}
+    assert len(contexts) >= 3 and drafts == {(size, context) for size in (4, 8, 16) for context in contexts}

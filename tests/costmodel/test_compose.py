@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from costmodel import CostModel, cli, load_profile
+from costmodel import CostModel, cli, load_profile, shapes
 from costmodel.compose import attention_bounds, compose_profile, elementwise_seconds, forward_without_attention, operators_of
 from costmodel.errors import OpsNotInstalled, UsageError
 from costmodel.gpus import find_gpu, known_gpus
 from costmodel.operators import OperatorTables
 from costmodel.roofline import Roofline, calibrate, estimate_profile
-from costmodel.shapes import ModelShape, find_shape, shipped_models
+from costmodel.shapes import ModelShape, find_shape, model_sources, shipped_models
 
 NEEDS = "needs the operator tables: pip install treebudget[ops]"
 ops = pytest.mark.skipif(find_spec("aiconfigurator_core") is None, reason=NEEDS)
@@ -143,8 +144,65 @@ def test_gpu_facts_are_dense_rates_with_sources():
         assert gpu.sources and gpu.bytes_per_second > 5e11 and 1e14 < gpu.flops_per_second < 2.6e15
     assert find_gpu("NVIDIA H200") == find_gpu("h200") and find_gpu("NVIDIA A100-SXM4-80GB") == find_gpu("a100")
     assert find_gpu("l40s").flops_per_second == pytest.approx(362.05e12)  # 733 is the sparsity-doubled figure
-    with pytest.raises(UsageError):
-        find_gpu("abacus")
+
+
+DEVICES = {
+    "NVIDIA H100 80GB HBM3": "H100-SXM5-80GB", "NVIDIA H100 PCIe": "H100-PCIe-80GB", "NVIDIA A100-SXM4-80GB": "A100-SXM4-80GB",
+    "NVIDIA A100 80GB PCIe": "A100-PCIe-80GB", "NVIDIA A100-SXM4-40GB": "A100-SXM4-40GB",
+    "NVIDIA A100-PCIE-40GB": "A100-PCIe-40GB", "NVIDIA L40S": "L40S-48GB", "NVIDIA H200": "H200-SXM-141GB",
+    "NVIDIA B200": "B200-SXM", "NVIDIA A40": "A40", "NVIDIA A800-SXM4-80GB": "A800-SXM4-80GB",
+    "NVIDIA GeForce RTX 4090": "RTX-4090-24GB", "NVIDIA GeForce RTX 5090": "RTX-5090-32GB",
+    "NVIDIA RTX A6000": "RTX-A6000-48GB",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "RTX-PRO-6000-Blackwell-Server",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_device_names_of_drivers_are_found(device):
+    """As `torch.cuda.get_device_name` and nvidia-smi give them."""
+    assert find_gpu(device).name == DEVICES[device]
+    assert find_gpu(device.lower().replace(" ", "-")) == find_gpu(device)
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["NVIDIA A10", "NVIDIA L40", "NVIDIA H100 NVL", "NVIDIA H20", "NVIDIA GH200 480GB", "Tesla T4", "NVIDIA A4000", "abacus", ""],
+)
+def test_a_relative_of_a_known_gpu_is_not_taken_for_it(device):
+    with pytest.raises(UsageError, match="no facts"):
+        find_gpu(device)
+
+
+def test_no_name_means_two_gpus():
+    for gpu in known_gpus():
+        assert all(find_gpu(name) == gpu for name in (gpu.name, *gpu.aliases))
+
+
+def test_every_number_of_a_shipped_shape_has_a_source():
+    for name, source in model_sources().items():
+        assert source.sources and not source.unverified, name
+    assert set(model_sources()) == set(shipped_models())
+
+
+def test_an_entry_nobody_checked_is_unverified_in_every_field(monkeypatch):
+    monkeypatch.setattr(shapes, "_models_file", lambda: {"models": {"a/b": {"hidden_size": 8, "vocab_size": 9}}})
+    assert model_sources()["a/b"].unverified == ("hidden_size", "vocab_size")
+    listed = CliRunner().invoke(cli.main, ["list"]).stdout
+    assert "a/b  (UNVERIFIED: hidden_size, vocab_size; no source)" in listed
+
+
+def test_shapes_agree_with_the_configurations_in_the_operator_tables_package():
+    """Independent copies of the hub's config.json; where the extra is not installed there is nothing to compare with."""
+    package = pytest.importorskip("aiconfigurator_core", reason="the extra `ops` is not installed")
+    compared = 0
+    for name, config in shipped_models().items():
+        file = name.replace("/", "--").replace("Llama-3.1", "Meta-Llama-3.1") + "_config.json"
+        path = Path(package.__file__).parent / "model_configs" / file
+        if path.is_file():
+            theirs = {"head_dim": config["hidden_size"] // config["num_attention_heads"], **json.loads(path.read_text())}
+            assert {key: theirs[key] for key in config} == config
+            compared += 1
+    assert compared >= 8
 
 
 def test_an_estimate_never_passes_as_a_measurement_and_spans_a_range():
@@ -166,6 +224,25 @@ def test_calibration_recovers_the_roofline_that_made_the_points():
     estimated = CostModel(estimate_profile(gpu, QWEN, profile, contexts=(1, 4000, 32000), requests=(1,)))
     np.testing.assert_allclose(estimated.verify_seconds([1, 64, 512], 4000), seconds[[1, 7, 13]], rtol=0.05)
     assert "calibrated to 15 points" in estimated.profile.source
+
+
+def test_shares_carried_over_from_another_model_widen_the_interval():
+    """The A800's own points of Qwen3-4B say how far off an estimate from those of Qwen3-8B is: the interval must hold most."""
+    gpu, known = find_gpu("a800"), load_profile("a800-qwen3-8b").profile
+    few = replace(known, verify=tuple(cell for cell in known.verify if cell.verify_tokens in (1, 64, 256, 512)))
+    truth = load_profile("a800-qwen3-4b").profile.verify
+    cost = CostModel(estimate_profile(gpu, find_shape("Qwen/Qwen3-4B"), few, requests=(1,)))
+    assert any("of Qwen/Qwen3-8B" in note for note in cost.profile.notes)
+    inside = []
+    for context in sorted({cell.context_tokens for cell in truth}):
+        cells = [cell for cell in truth if cell.context_tokens == context and cell.verify_tokens % 32 == 0]
+        low, high = cost.verify_interval([cell.verify_tokens for cell in cells], context)
+        inside += [a <= cell.seconds <= b for a, b, cell in zip(low, high, cells, strict=True)]
+    assert np.mean(inside) >= 0.9
+    own = CostModel(estimate_profile(gpu, find_shape("Qwen/Qwen3-8B"), few, requests=(1,)))
+    widths = [np.subtract(*np.log(item.verify_interval(64, 1024))) for item in (cost, own)]
+    assert widths[0] < widths[1] < 0  # low less high: the carried-over one is wider
+    assert not any("carrying" in note for note in own.profile.notes)
 
 
 def test_estimate_from_the_command_line(tmp_path):

@@ -100,6 +100,28 @@ def test_sizes_that_cannot_be_executed_are_left_out_and_not_interpolated_across(
     assert cost.verify_seconds([2, 3, 4], 1).tolist() == [cost.verify_seconds(4, 1)] * 3
 
 
+@PLANS
+def test_a_size_refused_for_one_batch_is_still_measured_for_another(plan):
+    """Graphs of a batch of 4 only from 8 on; of one request all sizes."""
+
+    class Uneven(FakeBackend):
+        requests = 1
+
+        def prepare(self, context_tokens: int, num_requests: int = 1) -> None:
+            super().prepare(context_tokens, num_requests)
+            self.requests = num_requests
+
+        def verify(self, num_verify_tokens: int) -> int:
+            if self.requests == 4 and num_verify_tokens < 8:
+                raise SizeNotExecutable("too small")
+            return super().verify(num_verify_tokens)
+
+    profile = run(Uneven(VirtualClock()), replace(plan, num_requests=(4, 1)))
+    sizes = {requests: {cell.verify_tokens for cell in profile.verify if cell.num_requests == requests} for requests in (1, 4)}
+    assert {1, 4, 8} <= sizes[1] and 4 not in sizes[4] and {8, 16} <= sizes[4]
+    assert any("cannot execute 4 verify tokens for 4 requests" in note for note in profile.notes)
+
+
 class Captured(FakeBackend):
     """Captured graphs of sizes it declares; pads to the next."""
 

@@ -201,3 +201,58 @@ def test_a_batch_verifies_at_least_one_token_per_request():
     assert len(plan.places()) == 4
     profile = run(FakeBackend(VirtualClock()), plan)
     assert np.isfinite(CostModel(profile).verify_seconds(8, 50, 2))
+
+
+def test_only_sizes_that_the_batch_shares_evenly_are_asked_for():
+    backend = FakeBackend(VirtualClock())
+    plan = replace(PLAN, verify_tokens=(1, 2, 3, 4, 6, 8), num_requests=(4, 3))
+    profile = run(backend, plan)
+    assert {(cell.verify_tokens, cell.num_requests) for cell in profile.verify} == {(4, 4), (8, 4), (3, 3), (6, 3)}
+    with pytest.raises(UsageError, match="none of the sizes .* is a multiple of 5 requests"):
+        run(FakeBackend(VirtualClock()), replace(PLAN, num_requests=(5,)))
+
+
+def test_getting_ready_is_not_timed_and_block_sizes_and_notes_are_kept():
+    class Engine(FakeBackend):
+        draft_block_sizes = (4, 16)
+        notes = ("drafted on the moon",)
+        ready: tuple[str, int] | None = None
+
+        def make_ready(self, stage: str, size: int) -> None:
+            self.pending += 7.0  # as capturing a graph would cost
+            self.ready = (stage, size)
+
+        def verify(self, num_verify_tokens: int) -> int:
+            assert self.ready == ("verify", num_verify_tokens)
+            return super().verify(num_verify_tokens)
+
+        def draft(self, block_size: int = 0) -> int:
+            self._spend("draft", block_size, 1e-4 * (block_size or self.block_size))
+            return block_size or self.block_size
+
+    profile = run(Engine(VirtualClock()))
+    assert max(cell.seconds for cell in profile.verify) < 1
+    drafts = {(cell.size, cell.context_tokens): cell.seconds for cell in profile.stages if cell.stage == "draft"}
+    assert drafts == pytest.approx({(size, context): 1e-4 * size for size in (4, 8, 16) for context in (1, 100)})
+    assert "drafted on the moon" in profile.notes
+    assert CostModel(profile).draft_seconds(1) == pytest.approx(8e-4)  # a round's draft has the drafter's own block size
+
+
+def test_a_drafter_that_drafts_another_block_is_an_error():
+    class Stubborn(FakeBackend):
+        draft_block_sizes = (4,)
+
+        def draft(self, block_size: int = 0) -> int:
+            return super().draft()
+
+    with pytest.raises(RowsMismatch, match="draft was asked for 4 block size"):
+        run(Stubborn(VirtualClock()))
+
+
+def test_other_captured_sizes_start_anew(tmp_path):
+    path = tmp_path / "partial.jsonl"
+    for sizes in ((1, 2, 4, 8), (1, 8)):
+        backend = FakeBackend(VirtualClock(), identity=replace(IDENTITY, mode="captured"))
+        backend.executable_verify_tokens = sizes  # type: ignore[attr-defined]
+        run(backend, partial_path=path)
+        assert backend.calls

@@ -103,6 +103,7 @@ def test_acceptance_files(tmp_path):
     counters = {"vllm:spec_decode_num_drafts": 10, "vllm:spec_decode_num_accepted_tokens_per_pos": [8, 5]}
     for document in (
         {"survival": [0.8, 0.5], "num_rounds": 10},
+        {"conditional": [0.8, 0.625], "num_rounds": 10},
         {"speculative_decoding": {"acceptance_histogram": [2, 3, 5]}},
         counters,
     ):
