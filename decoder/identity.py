@@ -20,8 +20,8 @@ def device_name(device: torch.device) -> str:
     return cpu_name()
 
 
-def target_identity(target: Target, drafter: Any = None) -> Any:
-    """Identity of `target`, and of `drafter` where one is given."""
+def target_identity(target: Target, drafter: Any = None, mode: str = "eager") -> Any:
+    """Identity of `target` run in `mode` (eager or captured), and of `drafter` where one is given."""
     import transformers
 
     from costmodel.identity import Identity
@@ -33,10 +33,10 @@ def target_identity(target: Target, drafter: Any = None) -> Any:
         dtype=str(target.dtype).removeprefix("torch."),
         quantization="none",
         attention=ATTENTION_NAME,
-        engine="transformers-eager" if target.linear == "default" else f"transformers-eager-{target.linear}",
+        engine=f"transformers-{mode}" if target.linear == "default" else f"transformers-{mode}-{target.linear}",
         engine_version=transformers.__version__,
-        mode="eager",
-        tensor_parallel=1,
+        mode=mode,
+        tensor_parallel=target.tensor_parallel,
         num_threads=torch.get_num_threads() if target.device.type == "cpu" else None,
         drafter=None if drafter is None else drafter.name,
         block_size=None if drafter is None else int(drafter.block_size),

@@ -33,16 +33,17 @@ class Target:
     """A causal language model with tree attention over a `TreeCache`; use `load`, or wrap a model that is already there."""
 
     def __init__(self, model: Any, tokenizer: Any = None, *, name: str = "target", feature_layers: Sequence[int] = (),
-                 linear: str = "default") -> None:
+                 linear: str = "default", tensor_parallel: int = 1) -> None:
         model.set_attn_implementation(register_attention())
-        self.model, self.name = model.eval(), name
+        self.model, self.name, self.tensor_parallel = model.eval(), name, tensor_parallel
+        self.num_forwards = self.num_rows = 0  # what has really run: forwards of the layers, and rows in them
         self._tokenizer = tokenizer
         self.linear = apply_linear_form(model, linear)
         self.decoder, self.layers = find_layers(model)
         parameters = inspect.signature(self.decoder.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._head = model.get_output_embeddings()
-        self.embed: torch.Tensor = model.get_input_embeddings().weight
+        self.embed: torch.Tensor = whole_tensor(model.get_input_embeddings().weight)
         self.device, self.dtype = self.embed.device, self.embed.dtype
         self.shape = model_shape(model.config)
         self.max_context_tokens = context_limit(model.config)
@@ -54,11 +55,12 @@ class Target:
 
     @classmethod
     def load(cls, name_or_path: str, *, dtype: str = "bfloat16", device: str = "cpu", linear: str = "auto",
-             feature_layers: Sequence[int] = (), random_weights: bool = False) -> Target:
+             feature_layers: Sequence[int] = (), random_weights: bool = False, tensor_parallel: int = 1) -> Target:
         """Load by registered name ("smollm2-135m"), local folder or hub id.
 
         `random_weights` builds the model from its configuration alone (a folder or config.json, or a hub id): what a
         forward costs does not depend on the weights, so any architecture can be profiled without its checkpoint.
+        `tensor_parallel` shards it over that many processes (`decoder.parallel`), each of which calls this.
         Raises TargetMissingError where a registered target was not pulled yet, TargetError where the model cannot be
         loaded or is of a form the tree attention does not support, UsageError for an unknown dtype.
         """
@@ -66,13 +68,20 @@ class Target:
 
         if dtype not in DTYPES:
             raise UsageError(f"unknown dtype {dtype!r}: allowed are {', '.join(DTYPES)}")
+        options: dict[str, Any] = {"linear": linear, "feature_layers": feature_layers}
+        if tensor_parallel > 1:
+            from decoder.parallel import check_linear
+
+            options |= {"linear": check_linear(linear), "tensor_parallel": tensor_parallel}
         if random_weights:
-            return cls(random_model(name_or_path, DTYPES[dtype], device), name=Path(name_or_path).stem, linear=linear,
-                       feature_layers=feature_layers)
+            from decoder.randomweights import config_name, random_model
+
+            model = random_model(name_or_path, DTYPES[dtype], device, tensor_parallel)
+            return cls(model, name=config_name(name_or_path), **options)
         place = resolve_target(name_or_path)
-        model = _load_model(place.location, DTYPES[dtype], local_only=place.local)
+        model = _load_model(place.location, DTYPES[dtype], local_only=place.local, tensor_parallel=tensor_parallel)
         tokenizer = _load_tokenizer(place.location, local_only=place.local)
-        return cls(model.to(device), tokenizer, name=place.name, feature_layers=feature_layers, linear=linear)
+        return cls(model if tensor_parallel > 1 else model.to(device), tokenizer, name=place.name, **options)
 
     @property
     def tokenizer(self) -> Any:
@@ -92,9 +101,9 @@ class Target:
         self._outputs.clear()
         self._hooks = feature_hooks(self.layers, self.feature_layers, self._outputs)
 
-    def new_cache(self, capacity: int = 1024) -> TreeCache:
-        """An empty cache for one request."""
-        return TreeCache(len(self.layers), capacity)
+    def new_cache(self, capacity: int = 1024, num_requests: int = 1) -> TreeCache:
+        """An empty cache for one request, or for a batch of them."""
+        return TreeCache(len(self.layers), capacity, num_requests)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits (n, vocab) of final hidden states (n, hidden)."""
@@ -123,9 +132,22 @@ class Target:
         """
         options = {self._cache_argument: cache}
         hidden = self.decoder(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=True, **options)[0]
+        self.num_forwards += 1
+        self.num_rows += hidden.shape[0] * hidden.shape[1]
         if not self.feature_layers:
             return hidden, hidden.new_empty((*hidden.shape[:2], 0))
         return hidden, torch.cat([self._outputs[layer] for layer in self.feature_layers], dim=-1)
+
+    @torch.inference_mode()
+    def forward_batch(self, ids: torch.Tensor, positions: torch.Tensor, cache: TreeCache,
+                      mask: torch.Tensor | None) -> TargetOutput:
+        """One forward of r requests behind a cache of r, for tensors that are on the device already.
+
+        `ids` and `positions` (r, t), `mask` boolean (r, 1, t, context + t) or None for t = 1. Logits come as (r * t, vocab)
+        and features as (r * t, F), request after request.
+        """
+        hidden, features = self.run_decoder(ids, positions, mask, cache)
+        return TargetOutput(self.head(hidden.flatten(0, 1)), features.flatten(0, 1) if self.feature_layers else None)
 
     def _tensor(self, values: Any) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.long, device=self.device)
@@ -136,12 +158,12 @@ class Target:
             return None
         if mask is None:
             mask = torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()
-        mask = torch.as_tensor(mask, dtype=torch.bool)
+        mask = torch.as_tensor(mask, dtype=torch.bool).to(self.device)  # the small part alone, before it is widened there
         if mask.shape[1] == num_tokens and cache.length > 0:
             mask = torch.cat([mask.new_ones(num_tokens, cache.length), mask], dim=1)
         if tuple(mask.shape) != (num_tokens, cache.length + num_tokens):
             raise ValueError(f"a mask of shape {tuple(mask.shape)} does not fit {num_tokens} tokens behind {cache.length}")
-        return mask[None, None].to(self.device)
+        return mask[None, None]
 
     def synchronize(self) -> None:
         """Wait for the device, so that wall-clock timings mean something."""
@@ -175,7 +197,7 @@ def find_stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(int(token) for token in stop_ids)
 
 
-def dtype_argument(dtype: torch.dtype) -> dict[str, torch.dtype]:
+def dtype_argument(dtype: torch.dtype) -> dict[str, Any]:
     """The dtype as an argument of `from_pretrained`, under the name this transformers release gives it."""
     import transformers
     from packaging.version import Version
@@ -197,31 +219,25 @@ def quiet_loading() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _load_model(location: str, dtype: torch.dtype, *, local_only: bool) -> nn.Module:
+def whole_tensor(weight: torch.Tensor) -> torch.Tensor:
+    """The weight itself, gathered from all ranks where it is sharded over them."""
+    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+
+
+def _load_model(location: str, dtype: torch.dtype, *, local_only: bool, tensor_parallel: int = 1) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
+    options = dtype_argument(dtype)
+    if tensor_parallel > 1:
+        from decoder.parallel import sharding_options
+
+        options |= sharding_options(tensor_parallel)
     try:
         with quiet_loading():
-            return AutoModelForCausalLM.from_pretrained(location, local_files_only=local_only, **dtype_argument(dtype))
+            return AutoModelForCausalLM.from_pretrained(location, local_files_only=local_only, **options)
     except (OSError, ValueError) as error:
         hint = None if local_only else "give a local folder, a hub id that can be reached, or: decoder pull smollm2-135m"
         raise TargetError(f"cannot load target {location}: {str(error).strip().splitlines()[0]}", hint=hint) from error
-
-
-def random_model(name_or_path: str, dtype: torch.dtype, device: str) -> nn.Module:
-    """A model of that configuration with random weights; TargetError where no configuration can be read."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from decoder.pull import KNOWN_TARGETS, target_folder
-
-    location = str(target_folder(name_or_path)) if name_or_path in KNOWN_TARGETS else name_or_path
-    try:
-        config = AutoConfig.from_pretrained(location)
-        with torch.device(device), quiet_loading():
-            return AutoModelForCausalLM.from_config(config, **dtype_argument(dtype))
-    except (OSError, ValueError) as error:
-        raise TargetError(f"cannot read the configuration of {name_or_path}: {str(error).strip().splitlines()[0]}",
-                          hint="give a folder with config.json, or the path of a config.json") from error
 
 
 def _load_tokenizer(location: str, *, local_only: bool) -> Any:

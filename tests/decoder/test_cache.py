@@ -103,3 +103,46 @@ def test_mask_sizes_in_both_forms() -> None:
     assert layer.get_mask_sizes(5) == (15, 0)
     assert layer.get_mask_sizes(torch.arange(10, 15)) == (15, 0)
     assert layer.get_max_cache_shape() == layer.get_max_length() == -1
+
+
+def test_a_batch_is_as_many_single_caches() -> None:
+    """Three requests side by side, each with its own path, hold what three caches of one request hold."""
+    paths = [[0, 1, 2], [0, 2, 4], [0, 3, 4]]
+    batch = TreeCache(2, 4, num_requests=3)
+    singles = [TreeCache(2, 4) for _ in paths]
+    for first, num in ((0, 6), (6, 5)):
+        for layer in range(2):
+            each = [rows(first + 1000 * (request + 1), num) + 100 * layer for request in range(3)]
+            seen, _ = batch.update(torch.cat(each), -torch.cat(each), layer)
+            for single, keys, whole in zip(singles, each, seen, strict=True):
+                assert torch.equal(single.update(keys, -keys, layer)[0][0], whole)
+        if first == 0:
+            for cache in (batch, *singles):
+                cache.commit_first(num)
+    batch.commit_each(paths)
+    for single, path in zip(singles, paths, strict=True):
+        single.commit(path)
+    assert batch.length == 9
+    for kind in ("keys", "values"):
+        whole = getattr(batch.store, kind).unflatten(0, (2, 3))[:, :, :, :9]
+        assert torch.equal(whole, torch.stack([getattr(single.store, kind)[:, :, :9] for single in singles], dim=1))
+
+
+def test_a_prefix_is_given_to_every_request() -> None:
+    source = filled(10, 0)
+    batch = TreeCache(3, 4, num_requests=2)
+    batch.copy_prefix(source, 7)
+    assert batch.length == 7 and batch.store.keys is not None and source.store.keys is not None
+    for layer in range(3):
+        for request in range(2):
+            assert torch.equal(batch.store.keys[2 * layer + request, :, :7], source.store.keys[layer, :, :7])
+    with pytest.raises(ValueError, match="one request"):
+        source.copy_prefix(batch, 3)
+
+
+@pytest.mark.parametrize("paths", [[[0, 1]], [[0, 1], [0]], [[0, 5], [0, 1]], [[1, 0], [0, 1]]])
+def test_impossible_paths_of_a_batch(paths: list[list[int]]) -> None:
+    batch = TreeCache(1, 8, num_requests=2)
+    batch.update(rows(0, 3).repeat(2, 1, 1, 1), rows(0, 3).repeat(2, 1, 1, 1), 0)
+    with pytest.raises(ValueError):
+        batch.commit_each(paths)
