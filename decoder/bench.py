@@ -19,6 +19,7 @@ from decoder.identity import target_identity
 from decoder.loop import Decoder
 from decoder.predict import Prediction, predict
 from decoder.prompts import Prompt, encode_prompt, prompts_sha256
+from decoder.speed import SpeedReference
 from decoder.target import Target
 from selector import TreeSelector
 from selector.pause import PauseSettings
@@ -64,6 +65,7 @@ class BenchResult:
     differences: dict[str, list[Difference]] = field(default_factory=dict)
     prediction: Prediction = field(default_factory=Prediction)
     selector_stats: dict[str, Any] = field(default_factory=dict)
+    machine_speed: dict[str, Any] | None = None
     seconds: float = 0.0
 
     def of(self, policy: str) -> list[Run]:
@@ -89,8 +91,9 @@ def run_bench(target: Target, drafter: Drafter | None, cost: CostModel, prompts:
               *, plan: Any = None, progress: Progress = lambda *_args, **_kwargs: None) -> BenchResult:
     """Decode every prompt with every policy, greedily; the order of policies is reversed at every other prompt (ABBA).
 
-    The first prompt is decoded once more beforehand, by every policy, and that is dropped. `progress(steps, note)` is
-    called after each prompt and policy. Raises what the decoder and the selectors raise.
+    The first prompt is decoded once more beforehand, by every policy, and that is dropped. After every run the machine's
+    speed is measured anew (`SpeedReference`). `progress(steps, note)` is called after each prompt and policy. Raises what
+    the decoder and the selectors raise.
     """
     begun = time.perf_counter()
     encoded = [encode_prompt(target.tokenizer, prompt.text) for prompt in prompts]
@@ -99,6 +102,9 @@ def run_bench(target: Target, drafter: Drafter | None, cost: CostModel, prompts:
     decoders = {name: Decoder(target, drafter, selector, cache=cache, keep_logits=name == "plain")
                 for name, selector in selectors.items()}
     result = BenchResult(differences={name: [] for name in settings.names})
+    lengths = [len(ids) for ids in encoded]
+    context_tokens = sum(lengths) // len(lengths) + settings.max_new_tokens // 2
+    reference = SpeedReference.of(target, drafter, cost, context_tokens) if settings.predict else None
     for name in settings.names:
         decoders[name].generate(encoded[0], settings.warmup_tokens)
         progress(1, f"warm-up, {name}")
@@ -106,13 +112,16 @@ def run_bench(target: Target, drafter: Drafter | None, cost: CostModel, prompts:
         for name in settings.names if place % 2 == 0 else reversed(settings.names):
             generation = decoders[name].generate(ids, settings.max_new_tokens)
             result.runs.append(Run(name, place, prompts[place].dataset, generation))
+            if reference is not None:
+                reference.measure()
             progress(1, name)
         _compare(result, place, prompts[place].key or str(place))
     result.selector_stats = {name: _stats(selector) for name, selector in selectors.items()}
-    if settings.predict:
-        texts = [run.result.token_ids for run in result.of("plain")]
-        result.prediction = predict(target, drafter, cost, prompts, encoded, texts, settings.names, plan=plan,
-                                    top_k=settings.top_k, max_nodes=settings.max_nodes)
+    if reference is not None:
+        result.machine_speed = reference.record()
+        texts = {name: [run.result.token_ids for run in result.of(name)] for name in settings.names}
+        result.prediction = predict(target, drafter, cost, prompts, encoded, texts, plan=plan, top_k=settings.top_k,
+                                    max_nodes=settings.max_nodes)
     result.seconds = time.perf_counter() - begun
     return result
 
@@ -138,15 +147,15 @@ def bench_record(result: BenchResult, target: Target, drafter: Drafter | None, c
     """The bench as one JSON document: hardware, configuration, a row per policy, rows per data set. Units are in the names."""
     policies = []
     plain = result.of("plain")
-    speed = machine_speed(summarise(plain, plain)["tokens_per_second"], result.prediction.rates.get("plain"))
+    speed = result.machine_speed["speed"] if result.machine_speed else 1.0
     for name in settings.names:
-        predicted = result.prediction.rates.get(name)
+        by_profile = result.prediction.rates.get(name)
         runs, differences = result.of(name), result.differences.get(name, [])
         policies.append({
             "name": name,
             **summarise(runs, plain),
-            "predicted_tokens_per_second": predicted,
-            "predicted_at_this_speed": None if predicted is None or speed is None else predicted * speed,
+            "predicted_tokens_per_second": None if by_profile is None else by_profile * speed,
+            "predicted_by_profile_alone": by_profile,
             "identical_to_plain": len(runs) - len(differences),
             "identical_share": (len(runs) - len(differences)) / max(1, len(runs)),
             "differences": [difference.to_dict() for difference in differences],
@@ -166,19 +175,10 @@ def bench_record(result: BenchResult, target: Target, drafter: Drafter | None, c
         "policies": policies,
         "datasets": by_dataset(result.runs, settings.names),
         "prediction_note": result.prediction.note,
-        "machine_speed": speed,
+        "machine_speed": result.machine_speed,
         "selection": result.prediction.selection,
         "seconds": result.seconds,
     }
-
-
-def machine_speed(plain_live: float, plain_predicted: float | None) -> float | None:
-    """How fast this machine is now beside when the profile was taken: plain decoding's rate over what replay says of it.
-
-    Shared machines drift by 10-20 % within minutes. Plain decoding is interleaved with every policy, so it tells drift from a
-    wrong prediction: `predicted_at_this_speed` is the prediction times this factor.
-    """
-    return plain_live / plain_predicted if plain_predicted else None
 
 
 def ceiling(cost: CostModel, drafter: Drafter | None, context_tokens: int = 256) -> float:

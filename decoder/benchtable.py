@@ -32,12 +32,12 @@ def bench_table(record: dict[str, Any]) -> Table:
     identity, settings = record["identity"], record["settings"]
     title = (f"{identity['target']}, {identity['dtype']}, {identity['device']}\n{record['prompts']['num_prompts']} prompts, "
              f"{settings['max_new_tokens']} tokens each")
-    table = _table(title, ["policy", "tok/s", "predicted", "at this speed", "x plain", "95 %", "tok/round", "nodes", "= plain"])
+    table = _table(title, ["policy", "tok/s", "predicted", "by profile", "x plain", "95 %", "tok/round", "nodes", "= plain"])
     for row in record["policies"]:
         interval = row["speedup_interval"]
         table.add_row(
             row["name"], _number(row["tokens_per_second"], 1), _number(row["predicted_tokens_per_second"], 1),
-            _number(row["predicted_at_this_speed"], 1), _number(row["speedup_over_plain"]),
+            _number(row["predicted_by_profile_alone"], 1), _number(row["speedup_over_plain"]),
             "-" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}",
             _number(row["tokens_per_round"]), _number(row["mean_nodes"], 1),
             f"{row['identical_to_plain']}/{record['prompts']['num_prompts']}")
@@ -92,8 +92,8 @@ def print_bench(record: dict[str, Any], console: Console | None = None) -> None:
     if record["prediction_note"]:
         console.print(f"no prediction: {record['prediction_note']}")
     if record["machine_speed"] is not None:
-        console.print(f"plain decoding ran at {record['machine_speed']:.2f} times what the profile says of it; "
-                      "`at this speed` is the prediction times that")
+        console.print(f"reference shapes, timed in between, ran at {record['machine_speed']['speed']:.2f} times the profile's "
+                      "speed; `predicted` is what replay says by the profile, times that")
     for row in record["selection"]:
         console.print(f"search for {row['num_nodes']:.0f} nodes: {row['search_microseconds']:.0f} us, "
                       f"{row['python_over_search']:.1f} times faster than plain Python on the same drafts")

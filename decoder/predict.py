@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -10,30 +10,25 @@ from typing import Any
 import torch
 
 from costmodel import CostModel
+from decoder.batched import Continuation
 from decoder.prompts import Prompt
 from decoder.selectiontiming import selection_times
 from decoder.target import Target
+from decoder.tracing import trace_identity, traced_text
+from selector import Trace, TraceText
+from selector.replay import replay
 
 
 @torch.inference_mode()
-def trace_of_texts(target: Target, drafter: Any, prompts: Sequence[Prompt], encoded: Sequence[list[int]],
-                   texts: Sequence[list[int]], top_k: int) -> Any:
-    """A `selector.Trace` of prompts whose greedy texts are known: one forward per text for the features, then the drafts."""
-    from decoder.batched import Continuation
-    from decoder.tracing import trace_identity, traced_text
-    from selector import Trace
-
+def trace_of_text(target: Target, drafter: Any, prompt: Prompt, prompt_ids: list[int], new_ids: list[int], top_k: int,
+                  key: str) -> TraceText:
+    """One text of a trace, its greedy continuation known: one forward for the features, then the drafts."""
     target.set_feature_layers(drafter.feature_layers)
-    named = [SimpleNamespace(key=str(place), dataset=prompt.dataset, token_ids=ids)
-             for place, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True))]
-    rows = []
-    for prompt, new_ids in zip(named, texts, strict=True):
-        token_ids = [*prompt.token_ids, *new_ids]
-        output = target.forward(token_ids, range(len(token_ids)), target.new_cache(len(token_ids)), logits_rows=slice(-1, None))
-        assert output.features is not None
-        text = Continuation(prompt.key, len(prompt.token_ids), 0, token_ids, hidden=[output.features])
-        rows.append(traced_text(drafter, text, top_k, prompt.dataset))
-    return Trace(identity=trace_identity(target, drafter, named, max(map(len, texts)), top_k), texts=rows)
+    token_ids = [*prompt_ids, *new_ids]
+    output = target.forward(token_ids, range(len(token_ids)), target.new_cache(len(token_ids)), logits_rows=slice(-1, None))
+    assert output.features is not None
+    text = Continuation(key, len(prompt_ids), 0, token_ids, hidden=[output.features])
+    return traced_text(drafter, text, top_k, prompt.dataset)
 
 
 @dataclass(frozen=True)
@@ -49,17 +44,46 @@ class Prediction:
 
 
 def predict(target: Target, drafter: Any, cost: CostModel, prompts: Sequence[Prompt], encoded: Sequence[list[int]],
-            texts: Sequence[list[int]], policies: Sequence[str], *, plan: Any = None, top_k: int, max_nodes: int) -> Prediction:
-    """Replay the policies on the texts; `plan` among them is replayed with the plan's calibration, price and size."""
+            texts: Mapping[str, Sequence[list[int]]], *, plan: Any = None, top_k: int, max_nodes: int) -> Prediction:
+    """Replay every policy of `texts` on the texts it decoded; `plan` with the plan's scorer, calibration, price and size.
+
+    In float32 all policies decode one text. In bfloat16 they part at near-ties, and a policy's rate is about its own text.
+    """
     if drafter is None or not hasattr(drafter, "draft_hidden_at"):
         return Prediction(note="this drafter cannot draft at every place of a known text, so there is no prediction")
-    from selector.replay import replay
+    tracer = _Tracer(target, drafter, prompts, encoded, top_k)
+    rates = {}
+    for name, decoded in texts.items():
+        trace = tracer.trace(decoded)
+        if name == "plan":
+            outcome = replay(trace, cost, [plan.policy], max_nodes=plan.max_nodes, calibration=plan.calibration, price=plan.price,
+                             reach_scale=plan.reach_scale, num_bootstrap=1)
+        else:
+            outcome = replay(trace, cost, [name], max_nodes=max_nodes, num_bootstrap=1)
+        rates[name] = float(outcome.row(plan.policy if name == "plan" else name).tokens_per_second)
+    return Prediction(rates, None, selection_times(tracer.trace(next(iter(texts.values())))))
 
-    trace = trace_of_texts(target, drafter, prompts, encoded, texts, top_k)
-    outcome = replay(trace, cost, [name for name in policies if name != "plan"], max_nodes=max_nodes)
-    rates = {row.name: float(row.tokens_per_second) for row in outcome.rows}
-    if plan is not None and "plan" in policies:
-        tuned = replay(trace, cost, [plan.policy], max_nodes=plan.max_nodes, calibration=plan.calibration, price=plan.price,
-                       reach_scale=plan.reach_scale)
-        rates["plan"] = float(tuned.row(plan.policy).tokens_per_second)
-    return Prediction(rates, None, selection_times(trace))
+
+@dataclass
+class _Tracer:
+    """Traces of decoded texts; what two policies decoded alike is traced once."""
+
+    target: Target
+    drafter: Any
+    prompts: Sequence[Prompt]
+    encoded: Sequence[list[int]]
+    top_k: int
+    known: dict[tuple[int, ...], TraceText] = field(default_factory=dict)
+
+    def trace(self, texts: Sequence[list[int]]) -> Trace:
+        """The trace of one policy's texts, in the order of the prompts."""
+        rows = []
+        for place, text in enumerate(texts):
+            key = (place, *text)
+            if key not in self.known:
+                self.known[key] = trace_of_text(self.target, self.drafter, self.prompts[place], self.encoded[place], text,
+                                                self.top_k, str(place))
+            rows.append(self.known[key])
+        named = [SimpleNamespace(key=row.key, dataset=row.dataset, token_ids=ids)
+                 for row, ids in zip(rows, self.encoded, strict=True)]
+        return Trace(trace_identity(self.target, self.drafter, named, max(map(len, texts)), self.top_k), rows)

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from costmodel import CostModel
 from decoder.bench import BenchSettings, run_bench
 from decoder.check import made_up_cost, step_seconds
 from decoder.loop import Decoder
-from decoder.predict import trace_of_texts
+from decoder.predict import trace_of_text
 from decoder.prompts import Prompt, encode_prompt
+from decoder.speed import SpeedReference
 from decoder.target import Target
-from selector import TreeSelector
+from selector import Trace, TreeSelector
 from tests.decoder.helpers import RandomTreeSelector, tiny_dflash, tiny_model, tiny_tokenizer
 
 
@@ -36,7 +38,7 @@ def test_live_drafts_equal_teacher_forced_drafts(target: Target) -> None:
     prompt = Prompt("hello", None, "p")
     ids = encode_prompt(target.tokenizer, prompt.text)
     plain = Decoder(target).generate(ids, 20).token_ids
-    trace = trace_of_texts(target, drafter, [prompt], [ids], [plain], top_k=4)
+    trace = Trace({}, [trace_of_text(target, drafter, prompt, ids, plain, 4, "p")])
     seen: dict[int, torch.Tensor] = {}
     draft = drafter.draft
 
@@ -70,3 +72,27 @@ def test_predictions_by_policy(target: Target) -> None:
     assert set(result.prediction.rates) >= {"plain", "chain", "fixed:6", "priced"}
     assert all(rate > 0 for rate in result.prediction.rates.values()) and result.prediction.note is None
     assert [row["num_nodes"] for row in result.prediction.selection] == [8, 16, 64]
+
+
+def test_prediction_counts_the_rounds_that_were_decoded(target: Target) -> None:
+    """By a curve that only counts rounds, the predicted rate is the tokens per round of the live run, exactly."""
+    prompts = [Prompt("hello there", "a", "p1"), Prompt("what is this?", "b", "p2")]
+    cost = CostModel.from_points([1, 8, 64], [1.0, 1.0, 1.0001], draft_seconds=0.0)
+    settings = BenchSettings(("chain", "fixed:6"), max_new_tokens=20, max_nodes=20, top_k=8, pause=False)
+    result = run_bench(target, tiny_dflash(target), cost, prompts, settings)
+    for name in ("plain", "chain", "fixed:6"):
+        rounds = [entry for run in result.of(name) for entry in run.result.rounds]
+        live = sum(entry.num_emitted for entry in rounds) / len(rounds)
+        assert result.prediction.rates[name] == pytest.approx(live, rel=1e-3)
+
+
+def test_a_machine_twice_as_slow_as_its_profile_is_noticed(target: Target) -> None:
+    """The record scales the profile's rates by what the references say of now."""
+    cost = CostModel.from_points([1, 64], [1.0, 2.0], draft_seconds=0.5)
+    reference = SpeedReference.of(target, tiny_dflash(target), cost, 24)
+    assert set(reference.samples) == {"plain", "tree", "draft"}
+    reference.measure()
+    assert all(len(values) == 1 and values[0] > 0 for values in reference.samples.values())
+    reference.samples = {"plain": [2.0, 2.0], "tree": [2 * reference.expected["tree"]], "draft": [1.0]}
+    assert reference.speed == pytest.approx(0.5)
+    assert reference.record()["references"]["plain"]["mean_milliseconds"] == pytest.approx(2000)
