@@ -16,6 +16,7 @@ import torch
 
 from decoder.batched import BatchedGenerator, Continuation, Job
 from decoder.drafters.dflash import DFlashDrafter
+from decoder.seen import PromptsSeen, prompt_sha256
 from decoder.target import Target
 from selector import Trace, TraceText, TraceWriter
 
@@ -48,6 +49,12 @@ def trace_identity(target: Target, drafter: Any, prompts: Iterable[TracePrompt],
     }
 
 
+def prompts_identity(prompts: Iterable[TracePrompt], seen: PromptsSeen | None) -> dict[str, Any]:
+    """`prompt_sha256s`: 16 digits per prompt, in order; `drafter_saw`: how many the drafter was trained on, None if unknown."""
+    digests = [prompt_sha256(prompt.token_ids) for prompt in prompts]
+    return {"prompt_sha256s": digests, "drafter_saw": None if seen is None else seen.count(digests)}
+
+
 @torch.inference_mode()
 def draft_everywhere(drafter: DFlashDrafter, text: Continuation, top_k: int) -> tuple[np.ndarray, np.ndarray]:
     """Top-K drafts at every root of a text: token ids (A, depth, K) int32 and log-probabilities (A, depth, K) float32.
@@ -68,19 +75,36 @@ def draft_everywhere(drafter: DFlashDrafter, text: Continuation, top_k: int) -> 
     return np.concatenate(ids), np.concatenate(logprobs).astype(np.float32)
 
 
+def target_rows(text: Continuation) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
+    """The target's own best next tokens behind every root: ids (A, M) int32 and log-probabilities (A, M) float32.
+
+    Label i of a continuation is about the token at position num_prompt_tokens + i, so root a, which stands there, goes with
+    label a + 1. Behind the last root the target was never asked: its row is padded (-1, -inf). None without labels.
+    """
+    if not text.label_ids:
+        return None, None
+    pad = torch.full_like(text.label_ids[0], -1), torch.full_like(text.label_logprobs[0], -torch.inf)
+    ids, logprobs = torch.stack([*text.label_ids[1:], pad[0]]), torch.stack([*text.label_logprobs[1:], pad[1]])
+    return ids.to(torch.int32).numpy(), logprobs.float().numpy()
+
+
 def traced_text(drafter: DFlashDrafter, text: Continuation, top_k: int, dataset: str | None) -> TraceText:
-    """One text of a trace from the target's text and features."""
+    """One text of a trace from the target's text, features and, where the continuation has them, labels."""
     ids, logprobs = draft_everywhere(drafter, text, top_k)
+    target_ids, target_logprobs = target_rows(text)
     return TraceText(key=text.key, dataset=dataset, num_prompt_tokens=text.num_prompt_tokens,
-                     token_ids=np.array(text.token_ids, dtype=np.int32), draft_token_ids=ids, draft_logprobs=logprobs)
+                     token_ids=np.array(text.token_ids, dtype=np.int32), draft_token_ids=ids, draft_logprobs=logprobs,
+                     target_token_ids=target_ids, target_logprobs=target_logprobs)
 
 
 def record_trace(target: Target, drafter: DFlashDrafter, prompts: Sequence[TracePrompt], out: Path, *, max_new_tokens: int = 128,
-                 top_k: int = 16, num_rows: int = 16, progress: Callable[[int], None] | None = None) -> Trace:
+                 top_k: int = 16, num_rows: int = 16, seen: PromptsSeen | None = None,
+                 progress: Callable[[int], None] | None = None) -> Trace:
     """Generate greedily, draft everywhere, and write the trace to `out`.
 
-    Every finished text is kept beside `out` at once, so a run that was killed goes on when called again with the same
-    arguments; what is left of a run with others is refused by name (TraceMismatch). `progress` gets the number of texts done.
+    `seen` is what the drafter was trained on (`decoder.seen.prompts_seen_by`), for the record. Every finished text is
+    kept beside `out` at once, so a run that was killed goes on when called again with the same arguments; what is left of a
+    run with others is refused by name (TraceMismatch). `progress` gets the number of texts done.
     """
     writer = TraceWriter(out, trace_identity(target, drafter, prompts, max_new_tokens, top_k))
     done = writer.done_keys
@@ -93,4 +117,8 @@ def record_trace(target: Target, drafter: DFlashDrafter, prompts: Sequence[Trace
         writer.add(traced_text(drafter, text, top_k, datasets[text.key]))
         if progress is not None:
             progress(number)
-    return writer.finish([prompt.key for prompt in prompts])
+    trace = writer.finish([prompt.key for prompt in prompts])
+    # Only the finished trace lists every prompt: in each part the list would grow with the square of their number.
+    trace = Trace({**trace.identity, **prompts_identity(prompts, seen)}, trace.texts)
+    trace.save(out)
+    return trace

@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from decoder.batched import BatchedGenerator, Job
+from decoder.drafters.dflash import load_dflash_model
+from decoder.drafters.dflash_config import DFlashConfig
+from decoder.drafters.dflash_model import DFlashModel
+from decoder.seen import PromptsSeen
 from decoder.target import Target
 from decoder.training.corpus import Corpus
 from decoder.training.errors import TrainingError
@@ -24,14 +28,15 @@ SHARD_TEXTS = 8
 class CorpusSettings:
     """What the target writes. Every pass over the prompts after the first begins with a few sampled tokens.
 
-    Every `heldout_every`-th prompt is kept from the drafter, for evaluation here and for tuning a selector later;
-    `num_heldout` of them are used for evaluation while training.
+    Prompts i with i % heldout_every == heldout_rest are kept from the drafter, for evaluation here and for tuning a
+    selector later; `num_heldout` of them are used for evaluation while training.
     """
 
     passes: int = 2
     max_new_tokens: int = 256
     max_prompt_tokens: int = 500
     heldout_every: int = 6
+    heldout_rest: int = 5
     num_heldout: int = 32
     heldout_tokens: int = 128
     num_rows: int = 96
@@ -51,19 +56,23 @@ class DrafterShape:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """Everything `decoder train` needs besides the loaded target and the tokenised prompts."""
+    """Everything `decoder train` needs besides the loaded target and the tokenised prompts.
+
+    `start_from` is the folder of a drafter whose shape and weights training starts from; `shape` is then not used.
+    """
 
     work: Path
     shape: DrafterShape = field(default_factory=DrafterShape)
     corpus: CorpusSettings = field(default_factory=CorpusSettings)
     training: TrainSettings = field(default_factory=TrainSettings)
+    start_from: Path | None = None
 
 
 def split_prompts(prompts: Sequence[Sequence[int]], settings: CorpusSettings) -> tuple[list[int], list[int]]:
     """Indices of prompts to train on and of those held out."""
     fitting = [i for i, ids in enumerate(prompts) if len(ids) <= settings.max_prompt_tokens]
-    heldout = [i for i in fitting if i % settings.heldout_every == settings.heldout_every - 1]
-    train = [i for i in fitting if i % settings.heldout_every != settings.heldout_every - 1]
+    heldout = [i for i in fitting if i % settings.heldout_every == settings.heldout_rest]
+    train = [i for i in fitting if i % settings.heldout_every != settings.heldout_rest]
     if not train or not heldout:
         raise TrainingError(f"{len(prompts)} prompts leave {len(train)} to train on and {len(heldout)} held out",
                             hint=f"give at least {settings.heldout_every} prompts of at most {settings.max_prompt_tokens} tokens")
@@ -99,25 +108,78 @@ def write_corpus(target: Target, feature_layers: Sequence[int], jobs: list[Job],
     report({"texts": len(corpus.texts), "of": len(jobs)})
 
 
+def starting_config(run: TrainingRun, target: Target) -> DFlashConfig:
+    """The shape of the drafter to train: that of `start_from` where given; TrainingError if it does not fit the target."""
+    if run.start_from is None:
+        return config_for_target(target.model.config, num_layers=run.shape.num_layers, block_size=run.shape.block_size,
+                                 mask_token_id=run.shape.mask_token_id, num_features=run.shape.num_features)
+    config, shape = DFlashConfig.load(run.start_from), target.shape
+    hidden = config.raw.get("hidden_size")
+    if hidden != shape["hidden"] or max(config.target_layer_ids) >= shape["layers"]:
+        raise TrainingError(f"drafter {run.start_from} has hidden size {hidden} and reads target layers "
+                            f"{list(config.target_layer_ids)}; the target has {shape['hidden']} and {shape['layers']} layers",
+                            hint="start from a drafter of this target, or without --start-from")
+    return config
+
+
+def start_from_drafter(model: DFlashModel, folder: Path) -> None:
+    """Copy the weights of a drafter of the same shape; DrafterError names what is missing."""
+    model.load_state_dict(load_dflash_model(folder).state_dict())
+
+
 def run_training(run: TrainingRun, target: Target, prompts: Sequence[Sequence[int]], report: Report) -> dict[str, Any]:
-    """Generate, train and write `work`/drafter; returns the training record. Every stage resumes after a kill."""
-    config = config_for_target(target.model.config, num_layers=run.shape.num_layers, block_size=run.shape.block_size,
-                               mask_token_id=run.shape.mask_token_id, num_features=run.shape.num_features)
+    """Generate, train and write `work`/drafter; returns the training record. Every stage resumes after a kill.
+
+    Beside the drafter lies prompts_seen.json: the digests of the prompts it was trained on, `start_from`'s included.
+    """
+    if target.linear != "default":
+        raise TrainingError(f"the target's linear layers are {target.linear}, which hides the weights that training reads",
+                            hint="load it with linear layers in their default form (--linear default)")
+    config = starting_config(run, target)
     digest = hashlib.sha256(json.dumps([list(map(int, ids)) for ids in prompts]).encode()).hexdigest()
     identity = {"target": target.name, "feature_layers": list(config.target_layer_ids),
                 "dtype": str(target.dtype).removeprefix("torch."), "prompts_sha256": digest}
-    train, heldout = split_prompts(prompts, run.corpus)
+    split = split_prompts(prompts, run.corpus)
+    corpus, unseen = write_corpora(run, target, config.target_layer_ids, prompts, split, identity, report)
+    seen = PromptsSeen.of(prompts[i] for i in trained_indices(corpus, split[1]))
+    if run.start_from is not None:
+        seen = seen.after(PromptsSeen.load(run.start_from))
+    target.set_feature_layers(())
+
+    def start(model: DFlashModel) -> None:
+        if run.start_from is None:
+            start_from_target(model, target.model)
+        else:
+            start_from_drafter(model, run.start_from)
+
+    trainer = Trainer(config, target.model, corpus, unseen, run.training, run.work, start=start, report=report,
+                      start_name=None if run.start_from is None else str(run.start_from.resolve()))
+    record = trainer.run()
+    seen.save(run.work / "drafter")
+    record["heldout_prompts"] = split[1]
+    return record
+
+
+def trained_indices(corpus: Corpus, heldout: Sequence[int]) -> list[int]:
+    """Prompts that texts of the corpus begin with; TrainingError if it holds one that is to be held out."""
+    indices = sorted({int(text.key.split("-")[1]) for text in corpus.texts})
+    leaked = sorted(set(indices) & set(heldout))
+    if leaked:
+        raise TrainingError(f"{corpus.folder} has texts of {len(leaked)} prompts that are to be held out, first of {leaked[0]}",
+                            hint="an earlier run left out others: train in another --work folder")
+    return indices
+
+
+def write_corpora(run: TrainingRun, target: Target, layers: Sequence[int], prompts: Sequence[Sequence[int]],
+                  split: tuple[list[int], list[int]], identity: dict[str, Any], report: Report) -> tuple[Corpus, Corpus]:
+    """The texts to train on and those to evaluate on, written as far as they are not there yet."""
+    train, heldout = split
     corpus = Corpus(run.work / "corpus", identity)
-    write_corpus(target, config.target_layer_ids, corpus_jobs(prompts, train, run.corpus), corpus,
-                 max_new_tokens=run.corpus.max_new_tokens, num_rows=run.corpus.num_rows, report=report)
+    write_corpus(target, layers, corpus_jobs(prompts, train, run.corpus), corpus, max_new_tokens=run.corpus.max_new_tokens,
+                 num_rows=run.corpus.num_rows, report=report)
     unseen = Corpus(run.work / "heldout", identity)
     stride = max(1, len(heldout) // run.corpus.num_heldout)
     jobs = [Job(f"h-{i}", list(prompts[i])) for i in heldout[::stride][: run.corpus.num_heldout]]
-    write_corpus(target, config.target_layer_ids, jobs, unseen, max_new_tokens=run.corpus.heldout_tokens,
+    write_corpus(target, layers, jobs, unseen, max_new_tokens=run.corpus.heldout_tokens,
                  num_rows=min(32, run.corpus.num_rows), report=report)
-    target.set_feature_layers(())
-    trainer = Trainer(config, target.model, corpus, unseen, run.training, run.work,
-                      start=lambda model: start_from_target(model, target.model), report=report)
-    record = trainer.run()
-    record["heldout_prompts"] = heldout
-    return record
+    return corpus, unseen

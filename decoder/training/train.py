@@ -48,13 +48,17 @@ class TrainSettings:
 
 
 class Trainer:
-    """One run in one folder: `checkpoint.safetensors` while it goes on, `model.safetensors` and `record.json` at the end."""
+    """One run in one folder: `checkpoint.safetensors` while it goes on, `model.safetensors` and `record.json` at the end.
+
+    `start` sets the first weights; `start_name` says in checkpoint and record where they come from (None: the target).
+    """
 
     def __init__(self, config: DFlashConfig, target: Any, corpus: Corpus, heldout: Corpus, settings: TrainSettings,
-                 work: Path, *, start: Callable[[DFlashModel], None] | None = None, report: Report | None = None) -> None:
+                 work: Path, *, start: Callable[[DFlashModel], None] | None = None, report: Report | None = None,
+                 start_name: str | None = None) -> None:
         torch.manual_seed(settings.seed)
         self.config, self.corpus, self.heldout, self.settings, self.work = config, corpus, heldout, settings, work
-        self.report = report or (lambda line: None)
+        self.report, self.start_name = report or (lambda line: None), start_name
         self.embedding = target.get_input_embeddings().weight.detach().to(torch.bfloat16)
         self.head = target.get_output_embeddings().weight.detach().to(torch.bfloat16)
         self.device = self.embedding.device
@@ -75,7 +79,7 @@ class Trainer:
 
     def identity(self) -> dict[str, Any]:
         """What must agree for a checkpoint to be continued."""
-        return {"drafter": self.config.raw, "seed": self.settings.seed}
+        return {"drafter": self.config.raw, "seed": self.settings.seed, "start": self.start_name}
 
     def _resume(self) -> None:
         state = load_checkpoint(self.checkpoint, self.model, self.optimiser, self.identity())
@@ -157,8 +161,8 @@ class Trainer:
     def finish(self) -> dict[str, Any]:
         """Write the drafter's folder and the record."""
         save_dflash_model(self.model, self.config, self.work / "drafter")
-        record = {"schema": "treebudget.training", "version": 1, "settings": asdict(self.settings), "steps": self.step,
-                  "training_seconds": round(self.seconds, 1), "num_texts": len(self.texts),
+        record = {"schema": "treebudget.training", "version": 1, "settings": asdict(self.settings), "start": self.start_name,
+                  "steps": self.step, "training_seconds": round(self.seconds, 1), "num_texts": len(self.texts),
                   "num_target_tokens": sum(t.num_tokens - t.num_prompt_tokens for t in self.texts),
                   "parameters": sum(p.numel() for p in self.model.parameters()), "history": self.history}
         write_atomic(self.work / "drafter" / "record.json", json.dumps(record, indent=2) + "\n")

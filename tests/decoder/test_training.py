@@ -9,8 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
 
+from decoder.cli import main
 from decoder.drafters.dflash import DFlashDrafter
+from decoder.seen import PromptsSeen, prompt_sha256
 from decoder.target import Target
 from decoder.training.batches import make_batch, root_weights
 from decoder.training.corpus import Corpus
@@ -19,7 +23,7 @@ from decoder.training.evaluate import chain_replay
 from decoder.training.loss import position_weights
 from decoder.training.run import CorpusSettings, DrafterShape, TrainingRun, corpus_jobs, run_training, split_prompts, write_corpus
 from decoder.training.train import Trainer, TrainSettings
-from tests.decoder.helpers import tiny_model
+from tests.decoder.helpers import save_tiny_target, tiny_model
 
 SHAPE = DrafterShape(num_layers=1, block_size=4, mask_token_id=60, num_features=2)
 CORPUS = CorpusSettings(passes=2, max_new_tokens=24, num_heldout=4, heldout_tokens=24, num_rows=8, max_free_tokens=6)
@@ -136,3 +140,73 @@ def test_training_end_to_end_learns_and_ships_a_drafter_that_loads(tmp_path: Pat
     assert losses[-1] < losses[0] - 0.3
     drafter = DFlashDrafter.load(tmp_path / "drafter", target.embed, target.head)
     assert drafter.block_size == 4 and drafter.feature_layers == (1, 3)
+    seen = PromptsSeen.load(tmp_path / "drafter")
+    assert seen is not None and seen.is_complete
+    for i, ids in enumerate(prompts()):
+        assert (prompt_sha256(ids) in seen.digests) == (i % 6 != 5)
+
+
+def test_training_starts_from_a_drafter_and_remembers_what_that_one_saw(tmp_path: Path) -> None:
+    target, first = bfloat16_target(), tmp_path / "first"
+    run_training(TrainingRun(first, SHAPE, CORPUS, SETTINGS), target, prompts(), lambda line: None)
+    more = [[60 - token for token in ids] for ids in prompts()]
+    still = replace(SETTINGS, steps=1, learning_rate=0.0)  # one step at rate 0: the weights that it began with
+    run = TrainingRun(tmp_path / "second", DrafterShape(num_layers=3), CORPUS, still, first / "drafter")
+    record = run_training(run, target, more, lambda line: None)
+    assert record["start"] == str((first / "drafter").resolve())
+    ours, theirs = (load_file(folder / "drafter" / "model.safetensors") for folder in (tmp_path / "second", first))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    seen = PromptsSeen.load(tmp_path / "second" / "drafter")
+    assert seen is not None and seen.is_complete
+    both = [*prompts(), *more]
+    assert seen.count(prompt_sha256(ids) for ids in both) == 40 and len(seen.digests) == 40
+    (first / "drafter" / "prompts_seen.json").unlink()
+    run_training(replace(run, work=tmp_path / "third"), target, more, lambda line: None)
+    unknown = PromptsSeen.load(tmp_path / "third" / "drafter")
+    assert unknown is not None and not unknown.is_complete and unknown.count([prompt_sha256(prompts()[0])]) is None
+
+
+def test_a_checkpoint_of_another_start_and_a_drafter_of_another_target_are_refused(tmp_path: Path) -> None:
+    target, first = bfloat16_target(), tmp_path / "first"
+    run_training(TrainingRun(first, SHAPE, CORPUS, SETTINGS), target, prompts(), lambda line: None)
+    with pytest.raises(TrainingError, match="start"):
+        run_training(TrainingRun(first, SHAPE, CORPUS, SETTINGS, first / "drafter"), target, prompts(), lambda line: None)
+    other = Target(tiny_model(layers=2, scale=0.2).to(torch.bfloat16), name="other")
+    with pytest.raises(TrainingError, match="reads target layers"):
+        run_training(TrainingRun(tmp_path / "x", SHAPE, CORPUS, SETTINGS, first / "drafter"), other, prompts(), lambda line: None)
+
+
+def test_prompts_left_out_by_another_rule_are_not_evaluated_on_what_was_trained_on(tmp_path: Path) -> None:
+    train, heldout = split_prompts(prompts(), replace(CORPUS, heldout_every=4, heldout_rest=1))
+    assert heldout == [1, 5, 9, 13, 17, 21] and len(train) == 18
+    target = bfloat16_target()
+    run_training(TrainingRun(tmp_path, SHAPE, CORPUS, SETTINGS), target, prompts(), lambda line: None)
+    rule = replace(CORPUS, heldout_rest=4)
+    with pytest.raises(TrainingError, match="held out, first of 4"):
+        run_training(TrainingRun(tmp_path, SHAPE, rule, SETTINGS), target, prompts(), lambda line: None)
+
+
+def test_train_command_leaves_out_and_starts_from(tmp_path: Path) -> None:
+    folder, file = save_tiny_target(tmp_path / "tiny"), tmp_path / "prompts.jsonl"
+    file.write_text("".join(f'{{"prompt": "say {letter}"}}\n' for letter in "abcdefgh"))
+    arguments = ["train", "--target", folder, "--prompts", str(file), "--leave-out", "4:1", "--passes", "1", "--steps", "1",
+                 "--max-new-tokens", "16", "-q", "--work"]
+    shape = ["--layers", "1", "--block-size", "4", "--mask-token", "60"]
+    made = CliRunner().invoke(main, [*arguments, str(tmp_path / "a"), *shape, "--json"])
+    assert made.exit_code == 0, made.output
+    assert json.loads(made.stdout)["heldout_prompts"] == [1, 5]
+    seen = PromptsSeen.load(tmp_path / "a" / "drafter")
+    assert seen is not None and len(seen.digests) == 6
+    again = [*arguments, str(tmp_path / "b"), "--start-from", str(tmp_path / "a" / "drafter")]
+    refused = CliRunner().invoke(main, [*again, "--layers", "1"])
+    assert refused.exit_code == 2 and "--layers cannot be chosen with --start-from" in refused.stderr
+    assert CliRunner().invoke(main, [*again, "--leave-out", "4"]).exit_code == 2
+    assert CliRunner().invoke(main, again).exit_code == 0
+    assert json.loads((tmp_path / "b" / "drafter" / "config.json").read_text())["num_hidden_layers"] == 1
+
+
+def test_a_target_whose_weights_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    target = bfloat16_target()
+    target.linear = "prepacked"
+    with pytest.raises(TrainingError, match="linear layers are prepacked"):
+        run_training(TrainingRun(tmp_path, SHAPE, CORPUS, SETTINGS), target, prompts(), lambda line: None)
