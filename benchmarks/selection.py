@@ -5,9 +5,12 @@ Compared, interleaved and on one thread, for every shape and budget:
   ours        logits -> tree with parents, mask and positions (small top-k that grows where it was too small)
   public      the same in the manner of the public builders: top-k of budget size and log-sum-exp over the whole
               vocabulary (torch if it is installed, else numpy), best-first in Python, mask row by row
-  search      ours, from the candidates on
-  python      plain-Python best-first over the same candidates, its lists made beforehand
-  reference   selector/reference.py over the same candidates
+  search      ours, the compiled search alone, its arrays made beforehand
+  expand      ours, the public call from a trellis to an expansion of fresh arrays
+  python      plain-Python best-first over the same candidates, its lists made beforehand, no ties looked at
+  reference   selector/reference.py over the same trellis, ties and all
+Ratios are of the two samples of each interleaved round: median, 10th and 90th percentile; and of the best samples, which
+tells most on a machine that others use.
 Before anything is timed, all are checked to give trees of the same sum of reach.
 
 Example: python benchmarks/selection.py --json > selection.json
@@ -24,7 +27,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
@@ -33,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selector.growing import expand_logits
-from selector.kernels import BUDGET
+from selector.kernels import BUDGET, best_first
 from selector.reference import expand_in_python
 from selector.search import expand
 from selector.tree import DraftTree
@@ -46,12 +49,36 @@ SEARCH_CALLS = 20  # a search takes microseconds: timed that many at a time
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one contender: median, 10th and 90th percentile of the samples."""
+    """Milliseconds of one contender: best, median, 10th and 90th percentile of the samples."""
 
+    best_ms: float
     median_ms: float
     low_ms: float
     high_ms: float
     samples: int
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as long one contender takes as another: by interleaved pairs of samples, and of the best samples."""
+
+    median: float
+    low: float
+    high: float
+    of_best: float
+
+    def __str__(self) -> str:
+        return f"{self.median:5.1f}x ({self.low:.1f}-{self.high:.1f}, best {self.of_best:.1f})"
+
+
+RATIOS = {
+    "search_speedup_over_python": ("python", "search"),
+    "search_speedup_over_reference": ("reference", "search"),
+    "expand_speedup_over_python": ("python", "expand"),
+    "expand_speedup_over_reference": ("reference", "expand"),
+    "speedup_over_public": ("public", "ours"),
+    "times_the_floor": ("ours", "floor"),
+}
 
 
 @dataclass(frozen=True)
@@ -64,10 +91,7 @@ class Row:
     num_nodes: int
     listed_per_row: list[int]
     timings: dict[str, Timing]
-    search_speedup_over_python: float = field(default=0.0)
-    search_speedup_over_reference: float = field(default=0.0)
-    speedup_over_public: float = field(default=0.0)
-    times_the_floor: float = field(default=0.0)
+    ratios: dict[str, Ratio]
 
 
 def draft_logits(depth: int, vocab: int, seed: int = 0) -> NDArray[np.float32]:
@@ -141,26 +165,29 @@ def contenders(logits: NDArray[np.float32], budget: int) -> tuple[dict[str, tupl
     total = float(expansion.reach.sum())
     others = {
         "public": public(logits, budget)[0],
-        "search": float(expand(trellis, budget, BUDGET).reach.sum()),
+        "expand": float(expand(trellis, budget, BUDGET).reach.sum()),
         "python": python_best_first(logprobs, ids, budget)[3],
         "reference": float(expand_in_python(trellis, budget).reach.sum()),
     }
     for name, found in others.items():
         if abs(found - total) > 1e-4 * total:
             raise click.ClickException(f"{name} found a tree of another sum of reach: {found} instead of {total}")
+    edges, token_ids, one = trellis.log_edges, trellis.token_ids, np.ones(1)
+    out = (np.empty(budget, np.int32), np.empty(budget, np.int64), np.empty(budget, np.int32), np.empty(budget))
     calls: dict[str, tuple[Callable[[], Any], int]] = {
         "floor": (lambda: logits.max(axis=1), 1),
         "ours": (lambda: ours(logits, budget), 1),
         "public": (lambda: public(logits, budget), 1),
-        "search": (lambda: expand(trellis, budget, BUDGET), SEARCH_CALLS),
+        "search": (lambda: best_first(edges, token_ids, BUDGET, one, 0.0, 1.0, *out), SEARCH_CALLS),
+        "expand": (lambda: expand(trellis, budget, BUDGET), SEARCH_CALLS),
         "python": (lambda: python_best_first(logprobs, ids, budget), 1),
         "reference": (lambda: expand_in_python(trellis, budget), 1),
     }
     listed = (trellis.token_ids >= 0).sum(axis=1).tolist()
-    return calls, Row(logits.shape[0], logits.shape[1], budget, len(expansion.reach), listed, {})
+    return calls, Row(logits.shape[0], logits.shape[1], budget, len(expansion.reach), listed, {}, {})
 
 
-def measure(calls: dict[str, tuple[Callable[[], Any], int]], repeats: int) -> dict[str, Timing]:
+def measure(calls: dict[str, tuple[Callable[[], Any], int]], repeats: int) -> tuple[dict[str, Timing], dict[str, Ratio]]:
     """Interleaved samples, in turn forwards and backwards, after one warm-up of each."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(-1, repeats):
@@ -171,22 +198,22 @@ def measure(calls: dict[str, tuple[Callable[[], Any], int]], repeats: int) -> di
                 call()
             if repeat >= 0:
                 samples[name].append((time.perf_counter_ns() - start) / count / 1e6)
-    return {
-        name: Timing(statistics.median(each), float(np.quantile(each, 0.1)), float(np.quantile(each, 0.9)), len(each))
+    timings = {
+        name: Timing(min(each), statistics.median(each), *(float(q) for q in np.quantile(each, [0.1, 0.9])), len(each))
         for name, each in samples.items()
     }
+    ratios = {}
+    for name, (slow, fast) in RATIOS.items():
+        low, median, high = np.quantile(np.array(samples[slow]) / np.array(samples[fast]), [0.1, 0.5, 0.9])
+        ratios[name] = Ratio(float(median), float(low), float(high), timings[slow].best_ms / timings[fast].best_ms)
+    return timings, ratios
 
 
 def run(depth: int, vocab: int, budget: int, repeats: int) -> Row:
     """Measure one shape and budget."""
     calls, row = contenders(draft_logits(depth, vocab), budget)
-    timings = measure(calls, repeats)
-    median = {name: timing.median_ms for name, timing in timings.items()}
-    return Row(
-        depth, vocab, budget, row.num_nodes, row.listed_per_row, timings,
-        median["python"] / median["search"], median["reference"] / median["search"],
-        median["public"] / median["ours"], median["ours"] / median["floor"],
-    )  # fmt: skip
+    timings, ratios = measure(calls, repeats)
+    return replace(row, timings=timings, ratios=ratios)
 
 
 def hardware() -> dict[str, Any]:
@@ -217,7 +244,7 @@ def one_thread() -> None:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog="Example: python benchmarks/selection.py --json")
-@click.option("--repeats", default=9, show_default=True, help="Samples per contender.")
+@click.option("--repeats", default=25, show_default=True, help="Samples per contender.")
 @click.option("--budget", "budgets", type=int, multiple=True, default=BUDGETS, show_default=True, help="Nodes; may be repeated.")
 @click.option("--small", is_flag=True, help="Only the smaller of the two shapes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record on stdout.")
@@ -233,7 +260,7 @@ def main(repeats: int, budgets: tuple[int, ...], small: bool, as_json: bool) -> 
                 show(row, first=budget == budgets[0])
     if as_json:
         record = {
-            "schema": "treebudget.benchmark.selection", "version": 1, "unit": "milliseconds", "repeats": repeats,
+            "schema": "treebudget.benchmark.selection", "version": 2, "unit": "milliseconds", "repeats": repeats,
             "hardware": hardware(), "rows": [asdict(row) for row in rows],
         }  # fmt: skip
         click.echo(json.dumps(record))
@@ -244,12 +271,13 @@ def show(row: Row, first: bool) -> None:
     ms = {name: timing.median_ms for name, timing in row.timings.items()}
     if first:
         click.echo(f"\n{row.depth} x {row.vocab:,} float32: one pass over the logits takes {ms['floor']:.2f} ms")
-        click.echo(" nodes      ours  x floor    public   gain |   search    python   gain reference   gain")
     click.echo(
-        f"{row.num_nodes:>6} {ms['ours']:>7.2f}ms {row.times_the_floor:>8.1f} {ms['public']:>7.2f}ms"
-        f" {row.speedup_over_public:>5.1f}x | {ms['search'] * 1e3:>6.1f}us {ms['python'] * 1e3:>7.0f}us"
-        f" {row.search_speedup_over_python:>5.1f}x {ms['reference'] * 1e3:>7.0f}us {row.search_speedup_over_reference:>5.1f}x"
+        f"{row.num_nodes:>5} nodes: logits to tree {ms['ours']:.2f} ms, {row.ratios['times_the_floor']} the floor; public"
+        f" {ms['public']:.2f} ms, {row.ratios['speedup_over_public']}\n             search {ms['search'] * 1e3:.1f} us, expand"
+        f" {ms['expand'] * 1e3:.1f} us, python {ms['python'] * 1e3:.0f} us, reference {ms['reference'] * 1e3:.0f} us"
     )
+    for name, (slow, fast) in list(RATIOS.items())[:4]:
+        click.echo(f"             {slow} / {fast} {row.ratios[name]}")
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ class _Request:
         """Let the selector learn from what the round cost and gave."""
         if self.selector is not None:
             if drafted:
-                self.selector.observe(tree, verified.num_accepted, clock.total())
+                self.selector.observe(tree, verified.num_accepted, clock.total(), verified.token_ids)
             else:
                 self.selector.observe_plain(clock.total())
         if self.drafter is not None:

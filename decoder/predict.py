@@ -56,11 +56,11 @@ def predict(target: Target, drafter: Any, cost: CostModel, prompts: Sequence[Pro
     for name, decoded in texts.items():
         trace = tracer.trace(decoded)
         if name == "plan":
-            outcome = replay(trace, cost, [plan.policy], max_nodes=plan.max_nodes, calibration=plan.calibration, price=plan.price,
-                             reach_scale=plan.reach_scale, num_bootstrap=1)
+            outcome = replay(trace, cost, [plan.make_policy()], plan.max_nodes, plan.calibration, plan.price, plan.reach_scale,
+                             num_bootstrap=1, scorer=plan.load_scorer(), scoring_seconds=plan.scoring_seconds)
         else:
-            outcome = replay(trace, cost, [name], max_nodes=max_nodes, num_bootstrap=1)
-        rates[name] = float(outcome.row(plan.policy if name == "plan" else name).tokens_per_second)
+            outcome = replay(trace, cost, [name], max_nodes, num_bootstrap=1)
+        rates[name] = float(outcome.row(plan.make_policy().name if name == "plan" else name).tokens_per_second)
     return Prediction(rates, None, selection_times(tracer.trace(next(iter(texts.values())))))
 
 

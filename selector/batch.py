@@ -106,7 +106,7 @@ def select_batch(
         total_nodes: take exactly so many (or all there are), whatever they cost.
         max_nodes: largest tree, for all requests or one number per request.
         executable_verify_tokens: what the engine can run, see `executed_sizes`; padding is paid for.
-        root_tokens: (r,) tokens of the slots 0. bonus: as in Policy.select.
+        root_tokens: (r,) tokens of the slots 0. bonus: as in RoundInputs.
 
     Raises CostCurveError for bad curves, or if the engine's sizes cannot even hold the roots.
     """

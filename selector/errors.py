@@ -45,4 +45,12 @@ class PlanError(TreebudgetError):
 
 
 class TuneError(TreebudgetError):
-    """A trace is too small to tune on."""
+    """A trace cannot be tuned on: too few texts, or prompts that the drafter was trained on."""
+
+
+class ScorerError(TreebudgetError):
+    """A scorer cannot be trained, read or used here; `field` names what differs, where one thing is to blame."""
+
+    def __init__(self, message: str, hint: str | None = None, field: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.field = field

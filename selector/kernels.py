@@ -1,12 +1,14 @@
-"""The compiled best-first search: a frontier that reveals siblings and children lazily, and the rules that stop it.
+"""The compiled best-first search: siblings and children are revealed lazily, and a rule says when to stop.
 
 All compiled code that calls other compiled code is in this one file, since numba's disk cache watches one file per
 function: a change anywhere here compiles everything here again, and nothing stale survives an upgrade.
+
+A heap holds the open nodes (`_search`): the number `parent slot * 2**32 + rank among its siblings` beside the log reach.
+For a number of nodes given, and edges that hang on no parent, `_order_by_level` finds the same order twice as fast.
+Functions take plain arrays and are inlined: a tuple of arrays costs more than the search itself.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -16,159 +18,106 @@ from numpy.typing import NDArray
 BUDGET, EXACT, PRICED, FIRST_DESCENT = 0, 1, 2, 3
 # Why the search ended
 END_CERTIFIED, END_EXHAUSTED, END_MAX_NODES, END_DESCENT = 0, 1, 2, 3
-# Columns of a heap entry
-DEPTH, TOKEN, PARENT, ROW, RANK = 0, 1, 2, 3, 4
+# Columns of `slots`: depth of the node there, row of its children
+DEPTH, ROW = 0, 1
+# Columns of `levels`: rank of the first open node of the depth, ranks that may be open, parents there are
+FIRST, WIDTH, PARENTS = 0, 1, 2
 
 UNLISTED_MASS_TOLERANCE = 1e-6  # missing probability below this is rounding, not an unlisted candidate
-
+MOST_BY_LEVEL = 2048  # nodes up to which looking at all open nodes of a depth is fast however flat the draft
 NEVER = 2**30  # rank of a path node that is not among the nodes
+_RANK_MASK = 2**32 - 1
+_NO_ROW = -1  # the trellis ends here
+_compiled = njit(cache=True, error_model="numpy")  # division by zero raises nothing, so that loops need no way out
+_inlined = njit(cache=True, error_model="numpy", forceinline=True)
 
 
-class Frontier(NamedTuple):
-    """Arrays of one search: the trellis, its siblings in order, the heap and what its entries say."""
-
-    edges: NDArray[np.float64]  # (depth, P, K)
-    token_ids: NDArray[np.int64]  # (depth, K)
-    order: NDArray[np.int32]  # (depth, P, K) columns by falling probability
-    counts: NDArray[np.int32]  # (depth, P) columns with a probability above 0; -1 = not sorted yet
-    keys: NDArray[np.float64]  # log reach of every entry ever pushed
-    entries: NDArray[np.int64]  # depth (0-based), token id, parent slot, edge row, rank among siblings
-    heap: NDArray[np.int64]  # entry indices
-    log_reach: NDArray[np.float64]  # by slot
-
-
-@njit(cache=True, inline="always")
-def _before(keys, entries, a, b):
-    """Whether entry a comes before entry b in the order of nodes."""
-    if keys[a] != keys[b]:
-        return keys[a] > keys[b]
-    if entries[a, DEPTH] != entries[b, DEPTH]:
-        return entries[a, DEPTH] < entries[b, DEPTH]
-    if entries[a, TOKEN] != entries[b, TOKEN]:
-        return entries[a, TOKEN] < entries[b, TOKEN]
-    return entries[a, PARENT] < entries[b, PARENT]
+@_inlined
+def _before(key_a, a, key_b, b, slots, ranked_ids):
+    """Whether node a comes before node b: higher reach, then shallower, then lower token id, then earlier parent."""
+    if key_a != key_b:
+        return key_a > key_b
+    parent_a, parent_b = a >> 32, b >> 32
+    if slots[parent_a, DEPTH] != slots[parent_b, DEPTH]:
+        return slots[parent_a, DEPTH] < slots[parent_b, DEPTH]
+    id_a = ranked_ids[slots[parent_a, ROW], a & _RANK_MASK]
+    id_b = ranked_ids[slots[parent_b, ROW], b & _RANK_MASK]
+    return id_a < id_b or (id_a == id_b and parent_a < parent_b)
 
 
-@njit(cache=True, inline="always")
-def _sift_up(heap, size, keys, entries, entry):
-    """Add an entry; returns the new size."""
+@_inlined
+def _add(keys, nodes, size, key, node, slots, ranked_ids):
+    """Add a node to a heap of `size`."""
     i = size
     while i > 0:
         above = (i - 1) >> 1
-        if not _before(keys, entries, entry, heap[above]):
+        if not _before(key, node, keys[above], nodes[above], slots, ranked_ids):
             break
-        heap[i] = heap[above]
+        keys[i], nodes[i] = keys[above], nodes[above]
         i = above
-    heap[i] = entry
-    return size + 1
+    keys[i], nodes[i] = key, node
 
 
-@njit(cache=True, inline="always")
-def pop(heap, size, keys, entries):
-    """Remove the first entry; returns the new size."""
-    size -= 1
-    entry = heap[size]
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= size:
-            break
-        if child + 1 < size and _before(keys, entries, heap[child + 1], heap[child]):
+@_inlined
+def _replace_first(keys, nodes, size, key, node, slots, ranked_ids):
+    """Put a node in the place of the first of a heap of `size`."""
+    i, child = 0, 1
+    while child < size:
+        if child + 1 < size and _before(keys[child + 1], nodes[child + 1], keys[child], nodes[child], slots, ranked_ids):
             child += 1
-        if not _before(keys, entries, heap[child], entry):
+        if not _before(keys[child], nodes[child], key, node, slots, ranked_ids):
             break
-        heap[i] = heap[child]
+        keys[i], nodes[i] = keys[child], nodes[child]
         i = child
-    heap[i] = entry
-    return size
+        child = 2 * i + 1
+    keys[i], nodes[i] = key, node
 
 
-@njit(cache=True)
-def _sort_siblings(edges, tokens, order):
-    """Columns with a probability above 0 by falling probability, ties by lower token id; returns how many."""
-    count = 0
-    for column in range(edges.shape[0]):
-        if not edges[column] > -np.inf:  # -inf and NaN alike
+@_inlined
+def _rank_siblings(row, depth, edges, token_ids, ranked_edges, ranked_ids, columns):
+    """Fill a row with the columns of a probability above 0: falling, ties by lower token id; returns how many."""
+    count, parent = 0, row - depth * edges.shape[1]
+    for column in range(edges.shape[2]):
+        edge, token = edges[depth, parent, column], token_ids[depth, column]
+        if not edge > -np.inf:  # -inf and NaN alike
             continue
         j = count
-        while j > 0 and (
-            edges[order[j - 1]] < edges[column]
-            or (edges[order[j - 1]] == edges[column] and tokens[order[j - 1]] > tokens[column])
-        ):
-            order[j] = order[j - 1]
+        while j > 0 and ranked_edges[row, j - 1] <= edge and (ranked_edges[row, j - 1] < edge or ranked_ids[row, j - 1] > token):
+            ranked_edges[row, j], ranked_ids[row, j] = ranked_edges[row, j - 1], ranked_ids[row, j - 1]
+            columns[row, j] = columns[row, j - 1]
             j -= 1
-        order[j] = column
+        ranked_edges[row, j], ranked_ids[row, j], columns[row, j] = edge, token, column
         count += 1
     return count
 
 
-@njit(cache=True)
-def _unlisted_bound(edges, last_column):
-    """Probability that the best candidate beyond the K listed ones can have, given the last one listed."""
+@_compiled
+def _unlisted_bound(ranked_edges):
+    """Probability that the best candidate beyond the K listed ones can have, given those."""
     mass = 0.0
-    for column in range(edges.shape[0]):
-        mass += np.exp(edges[column])
+    for rank in range(ranked_edges.shape[0]):
+        mass += np.exp(ranked_edges[rank])
     missing = 1.0 - mass
-    return 0.0 if missing < UNLISTED_MASS_TOLERANCE else min(missing, np.exp(edges[last_column]))
+    return 0.0 if missing < UNLISTED_MASS_TOLERANCE else min(missing, np.exp(ranked_edges[-1]))
 
 
-@njit(cache=True, inline="always")
-def _push(frontier, size, used, depth, row, rank, parent):
-    """Make entry number `used` of the rank-th sibling of a row and put it into the heap; returns the heap's new size."""
-    column = frontier.order[depth, row, rank]
-    frontier.keys[used] = frontier.log_reach[parent] + frontier.edges[depth, row, column]
-    frontier.entries[used, DEPTH], frontier.entries[used, TOKEN] = depth, frontier.token_ids[depth, column]
-    frontier.entries[used, PARENT], frontier.entries[used, ROW], frontier.entries[used, RANK] = parent, row, rank
-    return _sift_up(frontier.heap, size, frontier.keys, frontier.entries, used)
+@_compiled
+def _is_ranked(edges, token_ids):
+    """Whether every row of (depth, K) edges is in the order that `_rank_siblings` makes."""
+    for d in range(edges.shape[0]):
+        falls, ties = 0, 0
+        for c in range(edges.shape[1] - 1):
+            falls += edges[d, c] > edges[d, c + 1]
+        if falls < edges.shape[1] - 1:
+            for c in range(edges.shape[1] - 1):
+                this, following = edges[d, c], edges[d, c + 1]
+                ties += this == following and (token_ids[d, c] < token_ids[d, c + 1] or this == -np.inf)
+        if falls + ties < edges.shape[1] - 1 or not edges[d, 0] >= -np.inf:  # or NaN
+            return False
+    return True
 
 
-@njit(cache=True, inline="always")
-def push_first_child(frontier, size, used, depth, row, parent):
-    """Push the best child of `parent`, if the trellis goes that deep and it has one; returns the heap's new size."""
-    if depth >= frontier.edges.shape[0]:
-        return size
-    if frontier.counts[depth, row] < 0:
-        edges, order = frontier.edges[depth, row], frontier.order[depth, row]
-        frontier.counts[depth, row] = _sort_siblings(edges, frontier.token_ids[depth], order)
-    if frontier.counts[depth, row] == 0:
-        return size
-    return _push(frontier, size, used, depth, row, 0, parent)
-
-
-@njit(cache=True, inline="always")
-def push_successors(frontier, size, n, depth, row, rank, parent):
-    """After node n (its slot) left the heap: push its next sibling and its first child; returns the heap's new size."""
-    column = frontier.order[depth, row, rank]
-    if rank + 1 < frontier.counts[depth, row]:
-        size = _push(frontier, size, n + size, depth, row, rank + 1, parent)
-    child_row = column if frontier.edges.shape[1] > 1 else 0
-    return push_first_child(frontier, size, n + size, depth + 1, child_row, n)
-
-
-@njit(cache=True)
-def unlisted_reach(frontier, depth, row, rank, parent):
-    """Largest reach an unlisted sibling can have once the last of K listed siblings is popped."""
-    return np.exp(frontier.log_reach[parent]) * _unlisted_bound(frontier.edges[depth, row], frontier.order[depth, row, rank])
-
-
-@njit(cache=True)
-def new_frontier(edges, token_ids, max_nodes):
-    """An empty frontier for a search of at most `max_nodes` nodes."""
-    depth, num_rows, top_k = edges.shape
-    capacity = 2 * max_nodes + 2
-    return Frontier(
-        edges,
-        token_ids,
-        np.empty((depth, num_rows, top_k), np.int32),
-        np.full((depth, num_rows), -1, np.int32),
-        np.empty(capacity, np.float64),
-        np.empty((capacity, 5), np.int64),
-        np.empty(max_nodes + 3, np.int64),
-        np.zeros(max_nodes + 1, np.float64),
-    )
-
-
-@njit(cache=True)
+@_compiled
 def convex_minorant(cost):
     """Largest convex function on 0..n-1 that lies nowhere above `cost` (lower hull of its points), float64 (n,)."""
     n = cost.shape[0]
@@ -192,13 +141,13 @@ def convex_minorant(cost):
     return minorant
 
 
-@njit(cache=True)
+@_compiled
 def tree_value(rule, total, cost, price):
     """What a rule maximises: tokens per second, or tokens less what the seconds are worth."""
     return total - price * cost if rule == PRICED else total / cost
 
 
-@njit(cache=True)
+@_compiled
 def _none_larger_wins(minorant, peak, n, total, reach, weight, target):
     """Certificate: no m > n has total + (m - n) reach - weight cost(m) above `target`.
 
@@ -211,23 +160,36 @@ def _none_larger_wins(minorant, peak, n, total, reach, weight, target):
     return total + (m - n) * reach - weight * minorant[m] <= target, peak
 
 
-@njit(cache=True)
-def _search(frontier, popped, reaches, rule, cost, price, base):
-    """Pop nodes until the rule stops; fills popped (entry indices) and reaches, returns (n, chosen, end, truncated)."""
-    max_nodes = popped.shape[0]
-    minorant = convex_minorant(cost) if rule == EXACT or rule == PRICED else cost
-    n, chosen, peak, end = 0, 0, max_nodes, END_EXHAUSTED
+@_compiled
+def _search(edges, token_ids, rule, cost, price, base, depths, tokens, parents, reaches):
+    """`best_first` by a heap, for any rule and edges (depth, P, K)."""
+    (num_depths, num_parents, top_k), max_nodes = edges.shape, reaches.shape[0]
+    num_rows = num_depths * num_parents
+    ranked_edges, ranked_ids = np.empty((num_rows, top_k), np.float64), np.empty((num_rows, top_k), np.int64)
+    columns, counts = np.empty((num_rows, top_k), np.int32), np.full(num_rows, -1, np.int32)
+    keys, nodes = np.empty(max_nodes + 2, np.float64), np.empty(max_nodes + 2, np.int64)
+    slots, log_reach = np.empty((max_nodes + 1, 2), np.int32), np.empty(max_nodes + 1, np.float64)
+    by_value = rule == EXACT or rule == PRICED
+    minorant = convex_minorant(cost) if by_value else cost
+    n, chosen, peak, end, size = 0, 0, max_nodes, END_EXHAUSTED, 0
     total, unlisted, truncated = base, 0.0, False
     best = tree_value(rule, total, cost[0], price)
     weight, target = (best, 0.0) if rule == EXACT else (price, best)
-    size = push_first_child(frontier, 0, 0, 0, 0, 0)
-    while size > 0:
-        if n == max_nodes:
-            end = END_MAX_NODES
+    log_reach[0], slots[0, DEPTH], slots[0, ROW] = 0.0, 0, 0 if num_depths > 0 else _NO_ROW
+    while True:
+        row = slots[n, ROW]  # the first child of the node taken last enters
+        if row != _NO_ROW:
+            if counts[row] < 0:
+                counts[row] = _rank_siblings(row, slots[n, DEPTH], edges, token_ids, ranked_edges, ranked_ids, columns)
+            if counts[row] > 0:
+                _add(keys, nodes, size, log_reach[n] + ranked_edges[row, 0], np.int64(n) << 32, slots, ranked_ids)
+                size += 1
+        if size == 0 or n == max_nodes:
+            end = END_MAX_NODES if size else END_EXHAUSTED
             break
-        first = frontier.heap[0]
-        reach = np.exp(frontier.keys[first])
-        if (rule == EXACT or rule == PRICED) and weight > 0:
+        key, node = keys[0], nodes[0]
+        reach = np.exp(key)
+        if by_value and weight > 0:
             stop, peak = _none_larger_wins(minorant, peak, n, total, max(reach, unlisted), weight, target)
             if stop:
                 end = END_CERTIFIED
@@ -235,81 +197,128 @@ def _search(frontier, popped, reaches, rule, cost, price, base):
         elif rule == FIRST_DESCENT and not tree_value(rule, total + reach, cost[n + 1], price) > best:
             end = END_DESCENT
             break
-        size = pop(frontier.heap, size, frontier.keys, frontier.entries)
-        depth, row = frontier.entries[first, DEPTH], frontier.entries[first, ROW]
-        rank, parent = frontier.entries[first, RANK], frontier.entries[first, PARENT]
-        popped[n], reaches[n] = first, reach
-        truncated = truncated or reach < unlisted
-        if rank + 1 == frontier.edges.shape[2]:
-            unlisted = max(unlisted, unlisted_reach(frontier, depth, row, rank, parent))
+        parent, rank = node >> 32, node & _RANK_MASK
+        row, depth = slots[parent, ROW], slots[parent, DEPTH]
+        depths[n], tokens[n], parents[n], reaches[n] = depth + 1, ranked_ids[row, rank], parent, reach
         total += reach
+        truncated = truncated or reach < unlisted
+        if rank + 1 == top_k:
+            unlisted = max(unlisted, np.exp(log_reach[parent]) * _unlisted_bound(ranked_edges[row]))
         n += 1
-        frontier.log_reach[n] = frontier.keys[first]
-        size = push_successors(frontier, size, n, depth, row, rank, parent)
+        below = (depth + 1) * num_parents + (columns[row, rank] if num_parents > 1 else 0)
+        log_reach[n], slots[n, DEPTH], slots[n, ROW] = key, depth + 1, below if depth + 1 < num_depths else _NO_ROW
+        if rank + 1 < counts[row]:
+            _replace_first(keys, nodes, size, log_reach[parent] + ranked_edges[row, rank + 1], node + 1, slots, ranked_ids)
+        else:
+            size -= 1
+            _replace_first(keys, nodes, size, keys[size], nodes[size], slots, ranked_ids)
+        if rule == BUDGET:
+            continue
         value = tree_value(rule, total, cost[n], price)
         if value > best:
             best, chosen = value, n
             weight, target = (best, 0.0) if rule == EXACT else (price, best)
-    if end == END_EXHAUSTED and unlisted > 0 and n < max_nodes and (rule == EXACT or rule == PRICED):
+    if end == END_EXHAUSTED and unlisted > 0 and n < max_nodes and by_value:
         certified, peak = _none_larger_wins(minorant, peak, n, total, unlisted, weight, target)
         truncated = truncated or not certified
-    return n, chosen, end, truncated
+    return n, n if rule == BUDGET else chosen, end, truncated
 
 
-@njit(cache=True)
-def best_first(edges, token_ids, max_nodes, rule, cost, price, base):
-    """Compiled body of `expand`: (depths, token_ids, parents, reach, num_chosen, end, truncated_by_k)."""
-    frontier = new_frontier(edges, token_ids, max_nodes)
-    popped = np.empty(max_nodes, np.int64)
-    reaches = np.empty(max_nodes, np.float64)
-    n, chosen, end, truncated = _search(frontier, popped, reaches, rule, cost, price, base)
-    depths, parents, tokens = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int64)
-    for i in range(n):
-        entry = frontier.entries[popped[i]]
-        depths[i], tokens[i], parents[i] = entry[DEPTH] + 1, entry[TOKEN], entry[PARENT]
-    return depths, tokens, parents, reaches[:n], n if rule == BUDGET else chosen, end, truncated
+@_inlined
+def _first_open(depth, open_keys, token_ids, width):
+    """Rank of the best of `width` open nodes of one depth; of equal ones the lower token id."""
+    first, highest = 0, open_keys[depth, 0]
+    for rank in range(1, width):
+        key = open_keys[depth, rank]
+        if key >= highest and (key > highest or token_ids[depth, rank] < token_ids[depth, first]):
+            first, highest = rank, key
+    return first
 
 
-@njit(cache=True)
-def chain_path(edges, token_ids, max_nodes):
-    """Tokens and reach of the most probable child of the most probable child and so on; ties to the lower token id."""
-    depth, num_rows, _ = edges.shape
-    length = min(depth, max_nodes)
-    tokens, reach = np.empty(length, np.int64), np.empty(length, np.float64)
-    row, log_reach, n = 0, 0.0, 0
-    while n < length:
-        best = -1
-        for column in range(edges.shape[2]):
-            edge = edges[n, row, column]
-            if not edge > -np.inf:
-                continue
-            if (
-                best < 0
-                or edge > edges[n, row, best]
-                or (edge == edges[n, row, best] and token_ids[n, column] < token_ids[n, best])
-            ):
-                best = column
-        if best < 0:
+@_compiled
+def _order_by_level(edges, token_ids, depths, tokens, parents, reaches, slots, turns, open_keys, best_keys, levels):
+    """`best_first` under BUDGET for ranked edges (depth, K) that all parents share.
+
+    The nodes of a depth are sums of a parent's log reach and an edge, and both fall: rank r of a parent comes after rank r
+    of every earlier parent and after rank r - 1 of its own. So per depth and rank one node is open at most, and the first of
+    these few is found by looking at them. Scratch: slots (depth, N + 1) of a depth's parents; turns (depth, K), which of
+    them has its open child of that rank; open_keys (depth, K); best_keys (depth,); levels (depth, 3).
+    """
+    (num_depths, top_k), max_nodes = edges.shape, reaches.shape[0]
+    log_reach = np.empty(max_nodes + 1, np.float64)
+    log_reach[0], n, below, unlisted, truncated, end = 0.0, 0, 0, 0.0, False, END_EXHAUSTED
+    for d in range(num_depths):
+        best_keys[d], open_keys[d, 0], turns[d, 0] = -np.inf, -np.inf, 0
+        levels[d, FIRST], levels[d, WIDTH], levels[d, PARENTS] = 0, 1, 0
+    while True:
+        if below < num_depths:  # the node taken last becomes a parent
+            turn = levels[below, PARENTS]
+            slots[below, turn], levels[below, PARENTS] = n, turn + 1
+            if turns[below, 0] == turn:
+                key = log_reach[n] + edges[below, 0]
+                open_keys[below, 0] = key
+                if key > best_keys[below]:
+                    best_keys[below], levels[below, FIRST] = key, 0
+                elif key == best_keys[below]:
+                    levels[below, FIRST] = _first_open(below, open_keys, token_ids, levels[below, WIDTH])
+        depth, key = 0, -np.inf
+        for d in range(num_depths):
+            if best_keys[d] > key:
+                depth, key = d, best_keys[d]
+        if key == -np.inf or n == max_nodes:
+            end = END_EXHAUSTED if key == -np.inf else END_MAX_NODES
             break
-        log_reach += edges[n, row, best]
-        tokens[n], reach[n] = token_ids[n, best], np.exp(log_reach)
-        row = best if num_rows > 1 else 0
-        n += 1
-    return tokens[:n], reach[:n]
+        rank, reach = levels[depth, FIRST], np.exp(key)
+        turn = turns[depth, rank]
+        parent, following = slots[depth, turn], turn + 1
+        depths[n], tokens[n], parents[n], reaches[n] = depth + 1, token_ids[depth, rank], parent, reach
+        truncated = truncated or reach < unlisted
+        n, below = n + 1, depth + 1
+        log_reach[n], turns[depth, rank], open_keys[depth, rank] = key, following, -np.inf
+        if following < levels[depth, PARENTS] and (rank == 0 or turns[depth, rank - 1] > following):
+            open_keys[depth, rank] = log_reach[slots[depth, following]] + edges[depth, rank]
+        if rank + 1 == top_k:
+            unlisted = max(unlisted, np.exp(log_reach[parent]) * _unlisted_bound(edges[depth]))
+        else:
+            if rank + 1 == levels[depth, WIDTH]:
+                levels[depth, WIDTH], turns[depth, rank + 1] = rank + 2, 0
+            if turns[depth, rank + 1] == turn:
+                open_keys[depth, rank + 1] = log_reach[parent] + edges[depth, rank + 1]
+        first = _first_open(depth, open_keys, token_ids, levels[depth, WIDTH])
+        levels[depth, FIRST], best_keys[depth] = first, open_keys[depth, first]
+    return n, n, end, truncated
 
 
-@njit(cache=True)
-def order_all(log_edges, token_ids, next_tokens, max_nodes):
-    """Phi (A, n + 1), deepest node (A, n + 1), nodes there are (A,), ranks of the path (A, depth), chain hits (A,)."""
-    anchors, depth, _ = log_edges.shape
+@_compiled
+def best_first(edges, token_ids, rule, cost, price, base, depths, tokens, parents, reaches):
+    """Compiled body of `expand`: fills the last four arrays, (max_nodes,) each; returns (nodes, chosen, end, truncated_by_k).
+
+    Edges (depth, K) or (depth, P, K) float64. Cost (max_nodes + 1,); BUDGET looks at cost[0] only.
+    """
+    (depth, top_k), max_nodes = token_ids.shape, reaches.shape[0]
+    num_parents = edges.size // max(edges.shape[0] * top_k, 1)
+    by_level = rule == BUDGET and num_parents == 1 and max_nodes <= MOST_BY_LEVEL
+    if by_level and _is_ranked(edges.reshape((depth, top_k)), token_ids):
+        rows, slots = edges.reshape((depth, top_k)), np.empty((depth, max_nodes + 1), np.int32)
+        turns, open_keys = np.empty((depth, top_k), np.int32), np.empty((depth, top_k))
+        few, best_keys = np.empty((depth, 3), np.int64), np.empty(depth)
+        return _order_by_level(rows, token_ids, depths, tokens, parents, reaches, slots, turns, open_keys, best_keys, few)
+    by_parent = edges.reshape((depth, num_parents, top_k))
+    return _search(by_parent, token_ids, rule, cost, price, base, depths, tokens, parents, reaches)
+
+
+@_compiled
+def _order_all(log_edges, token_ids, next_tokens, max_nodes):
+    """Compiled body of `order_all`, edges (A, depth, P, K)."""
+    anchors, depth = log_edges.shape[:2]
     phi = np.zeros((anchors, max_nodes + 1), np.float64)
     deepest = np.zeros((anchors, max_nodes + 1), np.int16)
     sizes = np.zeros(anchors, np.int32)
     ranks = np.full((anchors, depth), NEVER, np.int32)
-    no_cost = np.ones(max_nodes + 1, np.float64)
+    depths, parents = np.empty(max_nodes, np.int32), np.empty(max_nodes, np.int32)
+    tokens, reach = np.empty(max_nodes, np.int64), np.empty(max_nodes, np.float64)
     for a in range(anchors):
-        edges = log_edges[a].reshape((depth, 1, log_edges.shape[2]))
-        depths, tokens, parents, reach, n, _, _ = best_first(edges, token_ids[a], max_nodes, BUDGET, no_cost, 0.0, 1.0)
+        n, _, _, _ = best_first(log_edges[a], token_ids[a], BUDGET, np.ones(1), 0.0, 1.0, depths, tokens, parents, reach)
         sizes[a] = n
         slot, at = 0, 0
         for i in range(n):
@@ -318,6 +327,24 @@ def order_all(log_edges, token_ids, next_tokens, max_nodes):
             if at < depth and parents[i] == slot and tokens[i] == next_tokens[a, at]:
                 ranks[a, at] = i
                 slot, at = i + 1, at + 1
-        phi[a, n + 1 :] = phi[a, n]
-        deepest[a, n + 1 :] = deepest[a, n]
+        phi[a, n + 1 :], deepest[a, n + 1 :] = phi[a, n], deepest[a, n]
     return phi, deepest, sizes, ranks
+
+
+def order_all(log_edges: NDArray, token_ids: NDArray, next_tokens: NDArray, max_nodes: int) -> tuple[NDArray, ...]:
+    """Every anchor's first `max_nodes` nodes, N: what a replay needs to know of them.
+
+    Args:
+        log_edges: (A, depth, K) float64, or (A, depth, P, K) by parent (P = 1 or K; see `Trellis.log_edges`).
+        token_ids: (A, depth, K) int64. next_tokens: (A, depth) int64, the target's own tokens after the anchor.
+
+    Returns Phi (A, N + 1), depth of the deepest of the first n nodes (A, N + 1), nodes there are (A,), and the places in the
+    order of the target's own tokens (A, depth), NEVER from the first on that is not there. ValueError for other shapes.
+    """
+    edges = log_edges[:, :, None, :] if log_edges.ndim == 3 else log_edges
+    anchors, depth, top_k = token_ids.shape
+    if edges.shape not in ((anchors, depth, 1, top_k), (anchors, depth, top_k, top_k)):
+        raise ValueError(f"log_edges {log_edges.shape} must be (A, depth, K), (A, depth, 1, K) or (A, depth, K, K)")
+    edges, ids = np.ascontiguousarray(edges, np.float64), np.ascontiguousarray(token_ids, np.int64)
+    path = np.ascontiguousarray(next_tokens, np.int64)
+    return _order_all(edges, ids, path, int(max_nodes))  # type: ignore[no-any-return]

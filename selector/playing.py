@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from selector.calibration import Calibration
 from selector.orders import Orders
-from selector.policies import ByCost, FixedShape, Plain, Policy
+from selector.policies import ByCost, FixedShape, Plain, Policy, RoundInputs
 from selector.rounds import Curves, Rounds, play
 from selector.tree import DraftTree
-from selector.trellis import Trellis
 
 
 def play_any(
@@ -23,23 +24,20 @@ def play_any(
 ) -> Rounds:
     """What `rounds.play` says of the policies it knows, by asking the policy for every tree (about 0.1 ms a round).
 
-    Candidates are told apart by their column in the trace, not by token id; where two reaches and depths are equal the
-    order may differ from the live one, and nothing else can.
-
     Args:
         policy: asked with the table, the convex curve and the price given; never with a running scale of reach.
-        calibration: as given to `build_orders`.
+        calibration: another one than `orders` were searched with; no scorer is used then.
     """
-    columns = np.broadcast_to(np.arange(orders.log_edges.shape[2]), orders.log_edges.shape[1:]).astype(np.int64)
-    edges = orders.log_edges if calibration is None else calibration.apply_to_batch(orders.log_edges)
+    if calibration is not None:
+        orders = replace(orders, calibration=calibration, scorer=None)
     visited, nodes, hits, depths, expected = [], [], [], [], []
     for first, after in zip(orders.text_starts[:-1].tolist(), orders.text_starts[1:].tolist(), strict=True):
         anchor = first
         while anchor < after - 1:
             row = curves.bucket[anchor]
-            trellis = Trellis(columns, edges[anchor])
-            tree = policy.select(trellis, curves.table[row], curves.convex[row], price, orders.max_nodes, -1, bonus)
-            hit = accepted_nodes(tree, orders.hits[anchor])
+            inputs = RoundInputs(curves.table[row], curves.convex[row], price, orders.max_nodes, -1, bonus)
+            tree = policy.select(orders.trellis(anchor), inputs)
+            hit = accepted_nodes(tree, orders.anchors.next_tokens[anchor])
             visited.append(anchor)
             nodes.append(tree.num_nodes)
             hits.append(hit)
@@ -67,7 +65,7 @@ def play_policy(
     adapt: bool = True,
 ) -> Rounds:
     """Any policy: compiled (`rounds.play`) where its trees are prefixes of the order of reach by a known rule, else asked."""
-    if isinstance(policy, Plain | FixedShape | ByCost):
+    if isinstance(policy, Plain | FixedShape | ByCost):  # `orders` were searched with the calibration already
         return play(policy, orders, curves, price, reach_scale, adapt)
     return play_any(policy, orders, curves, calibration, price)
 

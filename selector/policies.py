@@ -22,6 +22,31 @@ Candidates = Trellis | CandidatePool
 FLAT_TOLERANCE = 1e-6  # a cost curve that varies less than this (relative) cannot price a tree
 
 
+@dataclass(frozen=True, eq=False)
+class RoundInputs:
+    """What a policy goes by in one round, beside the candidates.
+
+    Attributes:
+        table_round_seconds, convex_round_seconds: (at least max_nodes + 1,) seconds of a round of n nodes at index n; a
+            shorter curve lowers max_nodes.
+        price: tokens per second that a second is worth; None while unknown (`priced` then acts as `exact`).
+        max_nodes: largest tree. root_token: the token of slot 0.
+        bonus: tokens a round yields beyond its nodes, in units of reach: 1, or 1 / scale where reach is known to be off by
+            a factor `scale`.
+    """
+
+    table_round_seconds: Curve
+    convex_round_seconds: Curve
+    price: float | None
+    max_nodes: int
+    root_token: int = -1
+    bonus: float = 1.0
+
+    def seconds(self, num_nodes: int) -> float | None:
+        """Seconds of a round of `num_nodes` nodes by the table, None beyond its end."""
+        return float(self.table_round_seconds[num_nodes]) if num_nodes < len(self.table_round_seconds) else None
+
+
 class Policy(Protocol):
     """A rule for the shape and size of the tree. Pure: the same input gives the same tree."""
 
@@ -33,26 +58,8 @@ class Policy(Protocol):
     def drafts(self) -> bool:
         """False if the policy never needs a draft."""
 
-    def select(
-        self,
-        candidates: Candidates,
-        table_round_seconds: Curve,
-        convex_round_seconds: Curve,
-        price: float | None,
-        max_nodes: int,
-        root_token: int = -1,
-        bonus: float = 1.0,
-    ) -> DraftTree:
-        """The tree of this round.
-
-        Args:
-            candidates: trellis or pool.
-            table_round_seconds, convex_round_seconds: (at least max_nodes + 1,) seconds of a round of n nodes at index
-                n; a shorter curve lowers max_nodes.
-            price: tokens per second that a second is worth; None while unknown (`priced` then acts as `exact`).
-            max_nodes: largest tree. root_token: the token of slot 0.
-            bonus: tokens a round yields beyond its nodes, in units of reach: 1, or 1 / scale where reach is known to
-                be off by a factor `scale`.
+    def select(self, candidates: Candidates, inputs: RoundInputs) -> DraftTree:
+        """The tree of this round, from a trellis or a pool.
 
         Raises CostCurveError for a curve with values that are no positive finite seconds.
         """
@@ -65,18 +72,9 @@ class Plain:
     name = "plain"
     drafts = False
 
-    def select(
-        self,
-        candidates: Candidates,
-        table_round_seconds: Curve,
-        convex_round_seconds: Curve,
-        price: float | None,
-        max_nodes: int,
-        root_token: int = -1,
-        bonus: float = 1.0,
-    ) -> DraftTree:
+    def select(self, candidates: Candidates, inputs: RoundInputs) -> DraftTree:
         """The root alone."""
-        return DraftTree.root_only(root_token)
+        return DraftTree.root_only(inputs.root_token)
 
 
 @dataclass(frozen=True)
@@ -92,19 +90,10 @@ class FixedShape:
         """`chain`, `chain:N` or `fixed:N`."""
         return self.kind if self.num_nodes is None else f"{self.kind}:{self.num_nodes}"
 
-    def select(
-        self,
-        candidates: Candidates,
-        table_round_seconds: Curve,
-        convex_round_seconds: Curve,
-        price: float | None,
-        max_nodes: int,
-        root_token: int = -1,
-        bonus: float = 1.0,
-    ) -> DraftTree:
+    def select(self, candidates: Candidates, inputs: RoundInputs) -> DraftTree:
         """The first nodes asked for, whatever they cost."""
         wanted = candidates.depth if self.num_nodes is None else self.num_nodes
-        limit = min(wanted, max_nodes)
+        limit = min(wanted, inputs.max_nodes)
         is_pool = isinstance(candidates, CandidatePool)
         if self.kind == "chain":
             expansion = expand_pool_chain(candidates, limit) if is_pool else search.expand_chain(candidates, limit)  # type: ignore[arg-type]
@@ -117,9 +106,7 @@ class FixedShape:
             status = "exhausted"
         elif limit < wanted and expansion.end == END_MAX_NODES:
             status = "truncated:max_nodes"
-        n = expansion.num_chosen
-        seconds = float(table_round_seconds[n]) if n < len(table_round_seconds) else None
-        return DraftTree.from_expansion(expansion, status, root_token, seconds)
+        return DraftTree.from_expansion(expansion, status, inputs.root_token, inputs.seconds(expansion.num_chosen))
 
 
 @dataclass(frozen=True)
@@ -129,27 +116,18 @@ class ByCost:
     name: str
     drafts = True
 
-    def select(
-        self,
-        candidates: Candidates,
-        table_round_seconds: Curve,
-        convex_round_seconds: Curve,
-        price: float | None,
-        max_nodes: int,
-        root_token: int = -1,
-        bonus: float = 1.0,
-    ) -> DraftTree:
+    def select(self, candidates: Candidates, inputs: RoundInputs) -> DraftTree:
         """The first n nodes in order of reach, n by the policy's rule; on a flat curve as many as the draft is deep."""
-        curve = convex_round_seconds if self.name == "unimodal" else table_round_seconds
-        rule = {"unimodal": FIRST_DESCENT, "exact": EXACT, "priced": PRICED if price is not None else EXACT}[self.name]
-        limit = min(max_nodes, len(curve) - 1)
+        curve = inputs.convex_round_seconds if self.name == "unimodal" else inputs.table_round_seconds
+        rule = {"unimodal": FIRST_DESCENT, "exact": EXACT, "priced": PRICED if inputs.price is not None else EXACT}[self.name]
+        limit = min(inputs.max_nodes, len(curve) - 1)
         if is_flat(curve):  # all of it: a curve that rises only beyond max_nodes still says that nodes up to there are free
             limit = min(limit, candidates.depth)
             expansion, status = _expand(candidates, limit, BUDGET, None, 0.0, 1.0), "degenerate-cost"
         else:
-            expansion = _expand(candidates, limit, rule, curve, price or 0.0, bonus)
+            expansion = _expand(candidates, limit, rule, curve, inputs.price or 0.0, inputs.bonus)
             status = _status(expansion, limit)
-        return DraftTree.from_expansion(expansion, status, root_token, float(table_round_seconds[expansion.num_chosen]))
+        return DraftTree.from_expansion(expansion, status, inputs.root_token, inputs.seconds(expansion.num_chosen))
 
 
 def is_flat(curve: Curve) -> bool:

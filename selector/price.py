@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -66,6 +68,32 @@ class PriceTracker:
         if self._ratio.count < self.min_rounds * 0.9:
             return self._initial
         return self._ratio.value
+
+
+@dataclass(frozen=True)
+class PriceRange:
+    """The price that replay found for rounds at contexts from `context_low` to `context_high` tokens, both included."""
+
+    context_low: int
+    context_high: int
+    price: float
+
+
+class RangedPrice:
+    """A price tracker for every range of contexts; a context outside all of them goes to the nearest one below, or the first.
+
+    Where a text has to get through every context anyway, a token saved at one context is worth a round's time at that
+    context: so each range has its own price. Without ranges there is one tracker.
+    """
+
+    def __init__(self, ranges: Sequence[PriceRange] = (), initial: float | None = None) -> None:
+        ordered = sorted(ranges, key=lambda item: item.context_low)
+        self._lows = [item.context_low for item in ordered]
+        self._trackers = [PriceTracker(item.price) for item in ordered] or [PriceTracker(initial)]
+
+    def at(self, context_tokens: int) -> PriceTracker:
+        """The tracker of a context."""
+        return self._trackers[max(bisect_right(self._lows, context_tokens) - 1, 0)]
 
 
 class ReachScale:

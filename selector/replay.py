@@ -3,56 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from selector.calibration import Calibration
+from selector.ceilings import play_oracle
 from selector.errors import TraceError
-from selector.metrics import acceptance_by_depth, acceptance_rate, group_indices, resamples, throughput_ratio_interval
+from selector.metrics import resamples
 from selector.orders import Orders, build_orders
 from selector.playing import play_policy
-from selector.policies import FixedShape
+from selector.policies import FixedShape, Policy
 from selector.registry import parse_policy
-from selector.rounds import Curves, Rounds, build_curves, measured_scale, play, play_plain
+from selector.rounds import Curves, Rounds, build_curves, play, play_plain
+from selector.rows import Baselines, ReplayRow, make_row
+from selector.scoring import EdgeScorer
 from selector.trace import Trace
 
 DEFAULT_POLICIES = ("chain", "fixed:8", "fixed:16", "unimodal", "exact", "priced")
 DEFAULT_MAX_NODES = 256
 BUDGET_GRID = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 63, 64, 80, 96, 127, 128, 160, 192, 224, 255, 256)
 WHAT_IF_FIELDS = ("device", "target", "drafter", "dtype", "block_size", "attention", "engine", "mode")
-
-
-@dataclass(frozen=True)
-class ReplayRow:
-    """One policy's outcome. Intervals are 95 % by resampling texts, paired between policies.
-
-    `gain_over_*` are ratios of throughput less 1. `mean_depth` is that of the deepest node. `role` is "plain", "best
-    chain", "best fixed" or "asked". `acceptance_by_depth` holds None where no round offered that depth.
-    """
-
-    name: str
-    role: str
-    tokens_per_second: float
-    tokens_per_round: float
-    mean_nodes: float
-    mean_depth: float
-    rounds: int
-    tokens: int
-    seconds: float
-    speedup_over_plain: float
-    speedup_interval: tuple[float, float]
-    gain_over_best_chain: float
-    gain_over_best_fixed: float
-    gain_over_best_fixed_interval: tuple[float, float]
-    acceptance_rate: float | None
-    acceptance_by_depth: list[float | None]
-    reach_scale: float | None
-    price: float | None
-    datasets: dict[str, dict[str, float]] = field(default_factory=dict)
-    mean_dataset_speedup: float | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +77,7 @@ def what_if(trace_identity: dict[str, Any], cost: Any) -> dict[str, list[Any]]:
 def replay(
     trace: Trace,
     cost: Any,
-    policies: Sequence[str] = DEFAULT_POLICIES,
+    policies: Sequence[str | Policy] = DEFAULT_POLICIES,
     max_nodes: int | None = None,
     calibration: Calibration | None = None,
     price: float | None = None,
@@ -115,90 +85,59 @@ def replay(
     adapt: bool = True,
     num_bootstrap: int = 1000,
     seed: int = 0,
+    scorer: EdgeScorer | None = None,
+    scoring_seconds: float = 0.0,
 ) -> Replay:
-    """Tokens per second of plain decoding, the best chain, the best fixed budget and the asked policies.
+    """Tokens per second of plain decoding, the best chain, the best fixed budget, the asked policies, and two ceilings.
 
     Exact for greedy decoding: rounds start at the first generated token (it comes from the prompt's forward and is not
     counted), every round commits accepted nodes and one more, cut at the end of the text, and costs what `cost` says.
 
     Args:
-        trace: texts and drafts. cost: `costmodel.CostModel` (or its like). policies: names; price: for `priced`, None
-            finds it by fixed point. max_nodes: default 256, never beyond what the profile measured.
-        calibration, reach_scale, adapt: as in TreeSelector.
+        trace: texts and drafts. cost: `costmodel.CostModel` (or its like). policies: names, or policies with settings.
+        price: for `priced`, None finds it by fixed point. max_nodes: default 256, never beyond what the profile measured.
+        calibration, reach_scale, adapt: as in TreeSelector. scorer: path-conditioned edges instead of the drafter's (it
+            carries its own calibration, `calibration` is then not used). scoring_seconds: what scoring adds to a round; the
+            ceilings and the best fixed budget as drafted do without.
 
     Raises TraceError if no text has two generated tokens.
     """
-    parsed = [parse_policy(name) for name in policies]
-    orders = build_orders(trace, largest_replayable(cost, max_nodes), calibration)
+    parsed = [parse_policy(policy) if isinstance(policy, str) else policy for policy in policies]
+    orders = build_orders(trace, largest_replayable(cost, max_nodes), calibration, scorer)
     if orders.num_tokens.sum() == 0:
         raise TraceError("no text of the trace has two generated tokens, so there is nothing to replay")
     curves = build_curves(orders, cost)
-    plain, chain, fixed = play_plain(orders, curves), best_chain(orders, curves), best_fixed(orders, curves)
-    played = [(plain, "plain"), (chain, "best chain"), (fixed, "best fixed")]
-    known = {plain.policy, chain.policy, fixed.policy}
+    corrected = calibration is not None or scorer is not None
+    charged = curves.plus(scoring_seconds) if scorer is not None else curves
+    base = _baselines(orders, curves, charged, build_orders(trace, orders.max_nodes) if corrected else None)
+    played = [(base.plain, "plain"), (base.chain, "best chain"), (base.fixed, "best fixed")]
+    known = {rounds.policy for rounds, _ in played}
+    if corrected:
+        played.append((base.drafted, "best fixed as drafted"))
     for policy in parsed:
         if policy.name not in known:
             known.add(policy.name)
-            played.append((play_policy(policy, orders, curves, calibration, price, reach_scale, adapt), "asked"))
+            played.append((play_policy(policy, orders, charged, price=price, reach_scale=reach_scale, adapt=adapt), "asked"))
+    played += [(base.oracle, "limit of selection"), (play_oracle(orders, curves, True), "limit of drafting")]
     weights = resamples(orders.num_texts, num_bootstrap, seed)
     labels = [text.dataset for text in trace.texts]
-    rows = [make_row(rounds, role, plain, chain, fixed, weights, labels, trace.depth) for rounds, role in played]
+    rows = [make_row(rounds, role, base, weights, labels, trace.depth) for rounds, role in played]
     notes = ["the cost curve is flat: policies by cost take as many nodes as the draft is deep"] if curves.flat else []
+    if scorer is not None:
+        notes.append(f"edges are scored, for {1e3 * scoring_seconds:.3f} ms a round; the ceilings do without")
     return Replay(
         rows, getattr(cost, "provenance", "measured"), what_if(trace.identity, cost), orders.max_nodes,
-        calibration is not None, orders.num_texts, trace.identity, notes,
+        corrected, orders.num_texts, trace.identity, notes,
     )  # fmt: skip
 
 
-def make_row(
-    rounds: Rounds,
-    role: str,
-    plain: Rounds,
-    chain: Rounds,
-    fixed: Rounds,
-    weights: NDArray[np.float64],
-    labels: Sequence[str | None],
-    depth: int,
-) -> ReplayRow:
-    """The record of one policy beside its three baselines."""
-    throughput, count = rounds.tokens_per_second, max(len(rounds.nodes), 1)
-    tokens = int(rounds.text_tokens.sum())
-    low, high = throughput_ratio_interval(rounds.text_seconds, fixed.text_seconds, weights)
-    datasets = _dataset_rows(rounds, plain, labels)
-    mean_nodes = float(rounds.nodes.mean()) if len(rounds.nodes) else 0.0
-    return ReplayRow(
-        name=rounds.policy,
-        role=role,
-        tokens_per_second=throughput,
-        tokens_per_round=tokens / count,
-        mean_nodes=mean_nodes,
-        mean_depth=float(rounds.depths.mean()) if len(rounds.depths) else 0.0,
-        rounds=len(rounds.nodes),
-        tokens=tokens,
-        seconds=rounds.total_seconds,
-        speedup_over_plain=throughput / plain.tokens_per_second,
-        speedup_interval=throughput_ratio_interval(rounds.text_seconds, plain.text_seconds, weights),
-        gain_over_best_chain=throughput / chain.tokens_per_second - 1,
-        gain_over_best_fixed=throughput / fixed.tokens_per_second - 1,
-        gain_over_best_fixed_interval=(low - 1, high - 1),
-        acceptance_rate=acceptance_rate(1 + float(rounds.accepted.mean()) if len(rounds.nodes) else 1.0, mean_nodes + 1),
-        acceptance_by_depth=acceptance_by_depth(rounds.accepted, rounds.depths, depth),
-        reach_scale=None if np.isnan(rounds.expected).any() or rounds.policy == "plain" else measured_scale(rounds),
-        price=rounds.price,
-        datasets=datasets,
-        mean_dataset_speedup=float(np.mean([row["speedup_over_plain"] for row in datasets.values()])) if datasets else None,
-    )
+def _baselines(orders: Orders, curves: Curves, charged: Curves, drafted: Orders | None) -> Baselines:
+    """Plain decoding, best chain and budget, and the oracle.
 
-
-def _dataset_rows(rounds: Rounds, plain: Rounds, labels: Sequence[str | None]) -> dict[str, dict[str, float]]:
-    rows = {}
-    for name, indices in group_indices(labels).items():
-        seconds, base = float(rounds.text_seconds[indices].sum()), float(plain.text_seconds[indices].sum())
-        tokens, count = int(rounds.text_tokens[indices].sum()), int(rounds.text_rounds[indices].sum())
-        if seconds > 0:
-            rows[name] = {
-                "tokens_per_second": tokens / seconds,
-                "tokens_per_round": tokens / max(count, 1),
-                "speedup_over_plain": base / seconds,
-            }
-    return rows
+    `charged` are the curves with scoring; `drafted` the same anchors searched without correction, if there is any.
+    """
+    fixed = best_fixed(orders, charged)
+    return Baselines(
+        play_plain(orders, curves), best_chain(orders, charged), fixed,
+        fixed if drafted is None else best_fixed(drafted, curves), play_oracle(orders, curves),
+    )  # fmt: skip

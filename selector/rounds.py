@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -36,6 +36,14 @@ class Curves:
     bucket: NDArray[np.int64]
     flat: bool
 
+    def plus(self, seconds: float) -> Curves:
+        """The curves of rounds that each take so many seconds more; plain steps do not."""
+        return replace(self, table=self.table + seconds, convex=self.convex + seconds)
+
+    def select(self, anchors: NDArray[np.int64]) -> Curves:
+        """The curves for some of the anchors."""
+        return replace(self, bucket=self.bucket[anchors])
+
 
 def build_curves(orders: Orders, cost: Any) -> Curves:
     """Ask the cost model for the curves of every context (rounded to 16 tokens) that the anchors have."""
@@ -66,7 +74,7 @@ def _best_size(phi, size, cost, rule, price, bonus):
     return chosen
 
 
-@njit(cache=True)
+@njit(cache=True)  # price: (A,)
 def _play(phi, sizes, ranks, chain_reached, chain_lengths, starts, cost, bucket, kind, number, rule, price, scale0, adapt):
     """Nodes chosen (A,), -1 where no round started, and nodes accepted (A,)."""
     anchors = phi.shape[0]
@@ -85,7 +93,7 @@ def _play(phi, sizes, ranks, chain_reached, chain_lengths, starts, cost, bucket,
                     if adapt:
                         scale = (fade[0] + scale0 * _SCALE_PRIOR_NODES) / (fade[1] + _SCALE_PRIOR_NODES)
                         scale = min(max(scale, _SCALE_LOW), _SCALE_HIGH)
-                    n = _best_size(phi[a], n, cost[bucket[a]], rule, price / scale, 1.0 / scale)
+                    n = _best_size(phi[a], n, cost[bucket[a]], rule, price[a] / scale, 1.0 / scale)
                 hit = 0
                 while hit < ranks.shape[1] and ranks[a, hit] < n:
                     hit += 1
@@ -152,13 +160,18 @@ def play_plain(orders: Orders, curves: Curves) -> Rounds:
 
 
 def play(
-    policy: Policy, orders: Orders, curves: Curves, price: float | None = None, reach_scale: float = 1.0, adapt: bool = True
+    policy: Policy,
+    orders: Orders,
+    curves: Curves,
+    price: float | NDArray[np.float64] | None = None,
+    reach_scale: float = 1.0,
+    adapt: bool = True,
 ) -> Rounds:
     """Play one policy over all texts, as the live decoder would in greedy decoding.
 
     Args:
         policy: from `parse_policy`. orders, curves: of the trace and the cost model.
-        price: for `priced`; None finds it by fixed point.
+        price: for `priced`, one for all rounds or one per anchor (A,); None finds it by fixed point.
         reach_scale: initial scale of reach; adapt: track it, as the live selector does (`exact`, `priced`).
     """
     if isinstance(policy, Plain):
@@ -180,10 +193,15 @@ def play(
             rule = PRICED
     chosen, accepted = _play(
         orders.phi, orders.sizes, orders.ranks, orders.chain_reached, orders.chain_lengths, orders.text_starts,
-        cost, curves.bucket, kind, number, rule, float(price or 0.0), float(reach_scale), adapt,
+        cost, curves.bucket, kind, number, rule, _per_anchor(price, len(orders.sizes)), float(reach_scale), adapt,
     )  # fmt: skip
-    used = price if rule == PRICED else None
+    used = float(np.mean(price)) if rule == PRICED and price is not None else None
     return _finish(policy.name, orders, curves, chosen, accepted, kind == _CHAIN, used)
+
+
+def _per_anchor(price: float | NDArray[np.float64] | None, count: int) -> NDArray[np.float64]:
+    """(A,) the price at every anchor; 0 where there is none."""
+    return np.ascontiguousarray(np.broadcast_to(np.float64(0.0) if price is None else np.asarray(price, np.float64), (count,)))
 
 
 def play_at_fixed_point(

@@ -14,8 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.kernels import BUDGET, END_EXHAUSTED, END_MAX_NODES, best_first, chain_path
+from selector.chains import chain_path
+from selector.kernels import BUDGET, END_EXHAUSTED, END_MAX_NODES, best_first
 from selector.trellis import Trellis
+
+_NO_COST = np.ones(1)
+_INT32, _INT64, _FLOAT64 = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.float64)  # looked up faster than the types
 
 
 class Expansion(NamedTuple):
@@ -60,12 +64,19 @@ def expand(
     """
     max_nodes = max(int(max_nodes), 0)
     if cost is None or rule == BUDGET:
-        curve = np.full(max_nodes + 1, 1.0)
+        curve, rule = _NO_COST, BUDGET
     else:
         curve = np.array(cost[: max_nodes + 1], np.float64)  # a copy: compiled code has one version, for writable arrays
-    edges = np.ascontiguousarray(trellis.edges_by_parent, np.float64)
-    token_ids = np.ascontiguousarray(trellis.token_ids, np.int64)
-    return Expansion(*best_first(edges, token_ids, max_nodes, rule, curve, float(price), float(bonus)))
+    edges = np.ascontiguousarray(trellis.log_edges, _FLOAT64)
+    token_ids = np.ascontiguousarray(trellis.token_ids, _INT64)
+    depths, parents = np.empty(max_nodes, _INT32), np.empty(max_nodes, _INT32)
+    tokens, reach = np.empty(max_nodes, _INT64), np.empty(max_nodes)
+    n, num_chosen, end, truncated = best_first(
+        edges, token_ids, rule, curve, float(price), float(bonus), depths, tokens, parents, reach
+    )
+    if n < max_nodes:
+        depths, tokens, parents, reach = depths[:n], tokens[:n], parents[:n], reach[:n]
+    return Expansion(depths, tokens, parents, reach, num_chosen, end, truncated)
 
 
 def expand_chain(trellis: Trellis, max_nodes: int) -> Expansion:

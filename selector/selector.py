@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from selector.drift import DriftAlarm
+from selector.edges import SCORED, EdgeSource
+from selector.growing import may_be_cut_short, select_grown
+from selector.limits import PlanLimits
 from selector.pause import DraftingPause, PauseSettings
 from selector.plan import Plan
-from selector.policies import ByCost, Candidates
+from selector.policies import ByCost, Candidates, RoundInputs
 from selector.pool import CandidatePool
-from selector.price import PriceTracker, ReachScale
+from selector.price import RangedPrice, ReachScale
 from selector.registry import parse_policy
+from selector.scoring import EdgeScorer
+from selector.smart import Smart
+from selector.stats import SelectorStats
 from selector.tree import DraftTree
 from selector.trellis import Trellis
 
@@ -38,23 +45,6 @@ class RoundCost(Protocol):
         """Seconds of one plain step."""
 
 
-@dataclass
-class SelectorStats:
-    """Counters since the selector was made."""
-
-    rounds: int = 0
-    plain_steps: int = 0
-    nan_rows: int = 0
-    truncated: int = 0
-    degenerate_cost: int = 0
-    root_only: int = 0
-    pauses: int = 0
-
-    def to_dict(self) -> dict[str, int]:
-        """Plain JSON types."""
-        return asdict(self)
-
-
 class TreeSelector:
     """Chooses the tree of every round and keeps the price honest.
 
@@ -63,9 +53,13 @@ class TreeSelector:
         policy: a name from the registry; default the plan's, or `priced`.
         max_nodes: largest tree; default the plan's, or 256. Never beyond what the profile measured.
         top_k: candidates per depth; default the plan's, or 16.
-        plan: calibration, price and defaults found by `selector tune`.
+        plan: scorer, calibration, prices and defaults found by `selector tune`.
         adapt: track how far reach is off (see `observe`) and correct for it (`exact` and `priced` only).
         pause: settings of the pause in drafting, or None to draft always.
+        scorer: path-conditioned chances of acceptance; default the plan's, if it has one.
+        alarm: says when the scorer no longer fits; default `DriftAlarm()` wherever there is a scorer.
+
+    Raises PlanError or ScorerError for a plan whose scorer is missing or was trained for something else.
     """
 
     def __init__(
@@ -77,16 +71,19 @@ class TreeSelector:
         plan: Plan | None = None,
         adapt: bool = True,
         pause: PauseSettings | None = PauseSettings(),  # noqa: B008 - frozen
+        scorer: EdgeScorer | None = None,
+        alarm: DriftAlarm | None = None,
     ) -> None:
         self.cost = cost
         self.plan = plan
         defaults = plan or Plan(DEFAULT_POLICY, max_nodes=DEFAULT_MAX_NODES, top_k=DEFAULT_TOP_K)
-        self.policy = parse_policy(policy if policy is not None else defaults.policy)
+        self.policy = parse_policy(policy) if policy is not None else defaults.make_policy()
         self.max_nodes = max(0, min(defaults.max_nodes if max_nodes is None else max_nodes, cost.max_verify_tokens - 1))
         self.top_k = defaults.top_k if top_k is None else top_k
         self.stats = SelectorStats()
-        self._calibration = defaults.calibration
-        self._price = PriceTracker(defaults.price)
+        self._edges = _edge_source(defaults, scorer, alarm) if self.policy.drafts else EdgeSource()
+        self._scoring_seconds = defaults.scoring_seconds if self._edges.scorer is not None else 0.0
+        self._prices = RangedPrice(defaults.prices, defaults.price)
         self._scale = ReachScale(defaults.reach_scale)
         self._adapts = adapt and self.policy.name in ADAPTING_POLICIES
         self._pause = DraftingPause(pause) if pause is not None else None
@@ -94,7 +91,9 @@ class TreeSelector:
         self._plain_seconds: dict[int, float] = {}
         diagnostics = getattr(cost, "diagnostics", None)
         self._degenerate = bool(isinstance(self.policy, ByCost) and getattr(diagnostics, "degenerate", False))
-        self._warned = False
+        self._on_convex = self.policy.name == "unimodal" or isinstance(self.policy, Smart)
+        self._limits = PlanLimits(plan)
+        self._warned: set[str] = set()
 
     @property
     def drafts(self) -> bool:
@@ -103,8 +102,8 @@ class TreeSelector:
 
     @property
     def price(self) -> float | None:
-        """Tokens per second that a second is worth now; None until a plan or enough rounds say."""
-        return self._price.price
+        """Tokens per second that a second is worth now, at the last context; None until a plan or enough rounds say."""
+        return self._prices.at(self._context_tokens).price
 
     @property
     def reach_scale(self) -> float:
@@ -114,59 +113,87 @@ class TreeSelector:
     def warm_up(self) -> None:
         """Load (or, once per machine, compile) what `select` runs, so that the first round is not the slow one."""
         trellis = Trellis.from_logits(np.arange(16.0).reshape(2, 8), self.top_k)
-        tree = self.policy.select(trellis, np.arange(1.0, 4.0), np.arange(1.0, 4.0), self.price, min(2, self.max_nodes))
+        tree = self.policy.select(
+            trellis, RoundInputs(np.arange(1.0, 4.0), np.arange(1.0, 4.0), self.price, min(2, self.max_nodes))
+        )
         tree.attention_mask()
         tree.walk(tree.token_ids)
+        if self._edges.scorer is not None:
+            EdgeSource(scorer=self._edges.scorer).apply(trellis, 0)
 
     def select(self, draft_logits: Any, context_tokens: int, root_token: int = -1) -> DraftTree:
         """The tree for a drafter whose positions are independent.
 
+        Where the listed candidates turn out to be too few, the rows in question are listed further, until the tree is
+        the one a search over the whole vocabulary finds (policies that search; not with a scorer or a calibration, whose
+        probabilities are about the listed candidates).
+
         Args:
             draft_logits: (depth, vocab) numpy or torch; row 0 is about the token after the root.
             context_tokens: committed tokens in the cache, the root not among them.
-            root_token: token of slot 0.
+            root_token: token of slot 0; without it (-1) a scorer has nothing to go by.
         """
         if not self.drafts:
             return self.select_trellis(Trellis(np.zeros((0, 1), np.int64), np.zeros((0, 1))), context_tokens, root_token)
-        return self.select_trellis(Trellis.from_logits(draft_logits, self.top_k), context_tokens, root_token)
+        trellis = Trellis.from_logits(draft_logits, self.top_k)
+        inputs = self._inputs(context_tokens, root_token)
+        tree = self.policy.select(self._edges.apply(trellis, root_token), inputs)
+        if self._edges.is_drafted and may_be_cut_short(self.policy, tree):
+            tree, grown = select_grown(self.policy, trellis, draft_logits, inputs, tree)
+            self.stats.grown += grown
+        self._count(tree, trellis)
+        return tree
 
     def select_trellis(self, candidates: Candidates, context_tokens: int, root_token: int = -1) -> DraftTree:
         """The tree for a trellis or a pool of candidates; arguments as `select`."""
+        inputs = self._inputs(context_tokens, root_token)
+        tree = self.policy.select(self._edges.apply(candidates, root_token), inputs)
+        self._count(tree, candidates)
+        return tree
+
+    def _inputs(self, context_tokens: int, root_token: int) -> RoundInputs:
         self._context_tokens = int(context_tokens)
         table = self._curve("table")
-        convex = self._curve("convex") if self.policy.name == "unimodal" else table
+        convex = self._curve("convex") if self._on_convex else table
         bonus = 1.0 / self._scale.value if self._adapts else 1.0
         price = self.price
         if price is not None:
             price *= bonus  # reach in its own units: scale Phi - price cost and Phi - price / scale cost agree
-        tree = self.policy.select(self._calibrated(candidates), table, convex, price, self.max_nodes, root_token, bonus)
-        self._count(tree, candidates)
-        return tree
+        return RoundInputs(table, convex, price, self.max_nodes, root_token, bonus)
 
     def _curve(self, form: str) -> NDArray[np.float64]:
         if self._degenerate:
             return np.ones(self.max_nodes + 1)
-        return self.cost.round_seconds(self.cost.max_verify_tokens, self._context_tokens, 1, form)
-
-    def _calibrated(self, candidates: Candidates) -> Candidates:
-        if self._calibration is None or isinstance(candidates, CandidatePool) or candidates.depth == 0:
-            return candidates
-        return replace(candidates, log_edges=self._calibration.apply(candidates.log_edges))
+        curve = self.cost.round_seconds(self.cost.max_verify_tokens, self._context_tokens, 1, form)
+        return curve + self._scoring_seconds if self._scoring_seconds > 0 else curve
 
     def _count(self, tree: DraftTree, candidates: Candidates) -> None:
-        self.stats.rounds += 1
-        self.stats.nan_rows += 0 if isinstance(candidates, CandidatePool) else candidates.num_nan_rows
-        self.stats.truncated += tree.status.startswith("truncated")
-        self.stats.root_only += tree.num_nodes == 0
+        stats = self.stats
+        stats.rounds += 1
+        stats.truncated += tree.status.startswith("truncated")
+        stats.root_only += tree.num_nodes == 0
+        stats.scored += self._edges.used == SCORED
+        stats.fallbacks += self._edges.fell_back
+        if not isinstance(candidates, CandidatePool):
+            stats.nan_rows += candidates.num_nan_rows
+            self._limits.check_depth(candidates.depth)
+        beyond = self._limits.beyond(self._context_tokens)
+        if beyond is not None:
+            stats.out_of_range += 1
+            self._warn("context", beyond)
         if tree.status == "degenerate-cost":
-            self.stats.degenerate_cost += 1
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    "the cost curve does not grow with the number of verify tokens, so it cannot size a tree: "
-                    f"taking {tree.num_nodes} nodes, the depth of the draft. Measure it again with: costmodel profile",
-                    stacklevel=4,
-                )
+            stats.degenerate_cost += 1
+            self._warn(
+                "cost",
+                "the cost curve does not grow with the number of verify tokens, so it cannot size a tree: "
+                f"taking {tree.num_nodes} nodes, the depth of the draft. Measure it again with: costmodel profile",
+            )
+
+    def _warn(self, about: str, message: str) -> None:
+        """Warn once about each thing."""
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(message, stacklevel=5)
 
     def _plain_seconds_here(self) -> float:
         bucket = self._context_tokens // 64
@@ -174,10 +201,17 @@ class TreeSelector:
             self._plain_seconds[bucket] = float(self.cost.plain_seconds(self._context_tokens))
         return self._plain_seconds[bucket]
 
-    def observe(self, tree: DraftTree, num_accepted: int, round_seconds: float) -> None:
-        """Learn from a drafting round: `num_accepted` nodes of `tree` (so one more token came out), and its seconds."""
-        self._price.observe(num_accepted + 1, round_seconds)
+    def observe(self, tree: DraftTree, num_accepted: int, round_seconds: float, token_ids: Sequence[int] | None = None) -> None:
+        """Learn from a drafting round: `num_accepted` nodes of `tree` (so one more token came out), and its seconds.
+
+        `token_ids` are the tokens it committed, root not among them: with a scorer the drift alarm goes by them.
+        """
+        self._prices.at(self._context_tokens).observe(num_accepted + 1, round_seconds)
         self._scale.observe(num_accepted, tree.expected_tokens - 1.0)
+        event = self._edges.observe(tree, num_accepted, token_ids)
+        if event is not None and event.kind == "fell_back":
+            self.stats.drift_alarms += 1
+            self._warn("drift", event.text)
         if self._pause is not None:
             self._pause.observe_round(num_accepted + 1, round_seconds, self._plain_seconds_here())
             self.stats.pauses = self._pause.num_pauses
@@ -185,7 +219,7 @@ class TreeSelector:
     def observe_plain(self, round_seconds: float) -> None:
         """Learn from a plain step (one token)."""
         self.stats.plain_steps += 1
-        self._price.observe(1, round_seconds)
+        self._prices.at(self._context_tokens).observe(1, round_seconds)
         if self._pause is not None:
             self._pause.observe_plain(round_seconds)
             self.stats.pauses = self._pause.num_pauses
@@ -197,3 +231,11 @@ class TreeSelector:
         """
         self._context_tokens = int(context_tokens)
         return self.drafts and (self._pause is None or self._pause.drafts)
+
+
+def _edge_source(plan: Plan, scorer: EdgeScorer | None, alarm: DriftAlarm | None) -> EdgeSource:
+    """The plan's calibration, with the scorer and the alarm that were given or the plan's."""
+    found = scorer if scorer is not None else plan.load_scorer()
+    if found is not None and alarm is None:
+        alarm = DriftAlarm()
+    return EdgeSource(plan.calibration, found, alarm)

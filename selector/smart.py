@@ -11,7 +11,7 @@ from selector.calibration import Calibration
 from selector.errors import PolicyError
 from selector.orders import Orders
 from selector.playing import play_any
-from selector.policies import Candidates, Curve, is_flat
+from selector.policies import Candidates, RoundInputs, is_flat
 from selector.pool import CandidatePool, expand_pool
 from selector.rounds import Curves, Rounds
 from selector.search import expand
@@ -46,31 +46,21 @@ class Smart:
         """`smart`, or `smart:P` for a discount of P percent."""
         return "smart" if self.percent == 100 else f"smart:{self.percent}"
 
-    def select(
-        self,
-        candidates: Candidates,
-        table_round_seconds: Curve,
-        convex_round_seconds: Curve,
-        price: float | None,
-        max_nodes: int,
-        root_token: int = -1,
-        bonus: float = 1.0,
-    ) -> DraftTree:
-        """Nodes in order of reach while each pays its way on the convex curve. Arguments as Policy.select."""
-        limit = min(max_nodes, len(convex_round_seconds) - 1)
-        flat = is_flat(convex_round_seconds)
+    def select(self, candidates: Candidates, inputs: RoundInputs) -> DraftTree:
+        """Nodes in order of reach while each pays its way on the convex curve."""
+        limit = min(inputs.max_nodes, len(inputs.convex_round_seconds) - 1)
+        flat = is_flat(inputs.convex_round_seconds)
         limit = min(limit, candidates.depth) if flat else limit
         order = expand_pool(candidates, limit) if isinstance(candidates, CandidatePool) else expand(candidates, limit)
         n = len(order.reach)
         status = "degenerate-cost" if flat else "exhausted" if n < limit else "truncated:max_nodes"
         if not flat and n:
-            cost = convex_round_seconds[: n + 1]
-            tokens = bonus + np.concatenate([[0.0], np.cumsum(order.reach[:-1])])
+            cost = inputs.convex_round_seconds[: n + 1]
+            tokens = inputs.bonus + np.concatenate([[0.0], np.cumsum(order.reach[:-1])])
             pays = order.reach * cost[:-1] > self.percent / 100 * tokens * np.diff(cost)
             if not pays.all():
                 n, status = int(np.argmin(pays)), "first-descent"
-        seconds = float(table_round_seconds[n]) if n < len(table_round_seconds) else None
-        return DraftTree.from_expansion(order._replace(num_chosen=n), status, root_token, seconds)
+        return DraftTree.from_expansion(order._replace(num_chosen=n), status, inputs.root_token, inputs.seconds(n))
 
 
 def tune_smart(

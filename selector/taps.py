@@ -13,7 +13,7 @@ from selector.calibration import Calibration
 from selector.errors import PolicyError
 from selector.orders import Orders
 from selector.playing import play_any
-from selector.policies import Candidates, Curve
+from selector.policies import Candidates, RoundInputs
 from selector.pool import CandidatePool, expand_pool
 from selector.rounds import Curves, Rounds
 from selector.search import Expansion, expand
@@ -60,17 +60,8 @@ class Taps:
         """(m,) what a node is worth per unit of its cost."""
         return reach / (1.0 + self.node_weight + self.depth_weight * depths)
 
-    def select(
-        self,
-        candidates: Candidates,
-        table_round_seconds: Curve,
-        convex_round_seconds: Curve,
-        price: float | None,
-        max_nodes: int,
-        root_token: int = -1,
-        bonus: float = 1.0,
-    ) -> DraftTree:
-        """The nodes of highest utility; the cost curve is not looked at. Arguments as Policy.select.
+    def select(self, candidates: Candidates, inputs: RoundInputs) -> DraftTree:
+        """The nodes of highest utility; the cost curve is not looked at.
 
         Status "budget" if `max_nodes` were taken, "threshold" if the rest is not useful enough, "exhausted" if there
         is no more.
@@ -81,12 +72,10 @@ class Taps:
         utility = self.utility(pool.reach[listed], pool.depths[listed])
         order = np.argsort(-utility, kind="stable")
         useful = int(np.count_nonzero(utility >= self.utility_threshold))
-        limit = min(self.max_nodes, max_nodes)
+        limit = min(self.max_nodes, inputs.max_nodes)
         nodes = np.sort(listed[order[: min(useful, limit)]])
         status = "budget" if len(nodes) == limit else "threshold" if useful < len(listed) else "exhausted"
-        n = len(nodes)
-        seconds = float(table_round_seconds[n]) if n < len(table_round_seconds) else None
-        return DraftTree.from_expansion(subset(pool, nodes), status, root_token, seconds)
+        return DraftTree.from_expansion(subset(pool, nodes), status, inputs.root_token, inputs.seconds(len(nodes)))
 
 
 def within_top_k(pool: Expansion, top_k: int) -> NDArray[np.bool_]:

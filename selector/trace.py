@@ -23,7 +23,7 @@ from safetensors.numpy import save
 from profiles.files import write_atomic
 from selector.errors import TraceError, TraceMismatch
 
-SCHEMA, VERSION = "treebudget.trace", 1
+SCHEMA, VERSION = "treebudget.trace", 2  # version 2 may hold the target's own distributions
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +37,9 @@ class TraceText:
         draft_token_ids: (A, depth, K) int32, A = L - P; anchor a has its root at position P + a (a = 0 is the first
             generated token) and row d is about position P + a + 1 + d. -1 pads.
         draft_logprobs: (A, depth, K) float32, normalised over the vocabulary.
+        target_token_ids, target_logprobs: (A, M) int32 and float32, or both None: the target's own M best next tokens
+            after anchor a's root, about position P + a + 1. So on the true path of anchor a the target's distribution at
+            depth d + 1 is row a + d. -1 pads.
     """
 
     key: str
@@ -45,6 +48,8 @@ class TraceText:
     token_ids: NDArray[np.int32]
     draft_token_ids: NDArray[np.int32]
     draft_logprobs: NDArray[np.float32]
+    target_token_ids: NDArray[np.int32] | None = None
+    target_logprobs: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         """Check shapes; raises TraceError."""
@@ -57,6 +62,12 @@ class TraceText:
             raise TraceError(f"text {self.key!r}: drafts must be (A, depth, K), got {shapes}")
         if len(self.draft_token_ids) != anchors:
             raise TraceError(f"text {self.key!r}: {len(self.draft_token_ids)} anchors for {anchors} generated tokens")
+        ids, logprobs = self.target_token_ids, self.target_logprobs
+        if (ids is None) != (logprobs is None):
+            raise TraceError(f"text {self.key!r}: target_token_ids and target_logprobs come together or not at all")
+        if ids is not None and logprobs is not None and (ids.ndim != 2 or ids.shape != logprobs.shape or len(ids) != anchors):
+            shapes = ids.shape, logprobs.shape
+            raise TraceError(f"text {self.key!r}: the target's distributions must be (A, M) for {anchors} anchors, got {shapes}")
 
     @property
     def num_anchors(self) -> int:
@@ -72,16 +83,22 @@ class TraceText:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Texts and the identity of what made them: target, drafter, block_size, dtype, top_k, context range, prompts' sha256."""
+    """Texts and the identity of what made them: target, drafter, block_size, dtype, top_k, context range, prompts' sha256.
+
+    `identity["drafter_saw"]`, where it is there, says how many of the prompts the drafter was trained on.
+    """
 
     identity: dict[str, Any]
     texts: Sequence[TraceText]
 
     def __post_init__(self) -> None:
-        """Check that all texts share depth and K and have keys of their own; raises TraceError."""
+        """Check that all texts share depth, K and M and have keys of their own; raises TraceError."""
         shapes = {text.draft_token_ids.shape[1:] for text in self.texts}
         if len(shapes) > 1:
             raise TraceError(f"texts of one trace must share depth and K, found {sorted(shapes)}")
+        widths = {text.target_token_ids.shape[1] for text in self.texts if text.target_token_ids is not None}
+        if len(widths) > 1:
+            raise TraceError(f"texts of one trace must share M, the target's candidates per token, found {sorted(widths)}")
         keys = [text.key for text in self.texts]
         if len(set(keys)) != len(keys):
             raise TraceError("texts of one trace must have different keys")
@@ -95,6 +112,19 @@ class Trace:
     def top_k(self) -> int:
         """Candidates per depth."""
         return int(self.texts[0].draft_token_ids.shape[2]) if self.texts else 0
+
+    @property
+    def context_range(self) -> tuple[int, int] | None:
+        """Smallest and largest number of committed tokens a round of these texts can start from; None without any."""
+        texts = [text for text in self.texts if text.num_anchors >= 2]
+        if not texts:
+            return None
+        return min(text.num_prompt_tokens for text in texts), max(len(text.token_ids) for text in texts) - 2
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether every text says what the target itself held likely."""
+        return bool(self.texts) and all(text.target_token_ids is not None for text in self.texts)
 
     @property
     def num_generated_tokens(self) -> int:
@@ -134,12 +164,19 @@ class Trace:
             "draft_token_ids": _join([text.draft_token_ids for text in texts], np.int32, (0, 0, 0)),
             "draft_logprobs": _join([text.draft_logprobs for text in texts], np.float32, (0, 0, 0)),
         }
+        ids = [text.target_token_ids for text in texts if text.target_token_ids is not None]
+        if ids:
+            tensors["target_token_ids"] = _join(ids, np.int32, (0, 0))
+            tensors["target_logprobs"] = _join(
+                [text.target_logprobs for text in texts if text.target_logprobs is not None], np.float32, (0, 0)
+            )
         about = {
             "schema": SCHEMA,
             "version": VERSION,
             "identity": self.identity,
             "keys": [text.key for text in texts],
             "datasets": [text.dataset for text in texts],
+            "has_target": [text.target_token_ids is not None for text in texts],
         }
         return write_atomic(path, save(tensors, metadata={"treebudget": json.dumps(about)}))
 
@@ -168,13 +205,16 @@ def _join(arrays: Sequence[NDArray[Any]], dtype: Any, empty_shape: tuple[int, ..
 
 
 def _split(about: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> list[TraceText]:
-    texts, start, anchor = [], 0, 0
+    texts, start, anchor, row = [], 0, 0, 0
     counts = zip(tensors["text_lengths"].tolist(), tensors["num_prompt_tokens"].tolist(), strict=True)
-    for key, dataset, (length, prompt) in zip(about["keys"], about["datasets"], counts, strict=True):
+    targets = about.get("has_target") or [False] * len(about["keys"])  # version 1 has none
+    for key, dataset, (length, prompt), known in zip(about["keys"], about["datasets"], counts, targets, strict=True):
         tokens, anchors = slice(start, start + length), slice(anchor, anchor + length - prompt)
         drafts = tensors["draft_token_ids"][anchors], tensors["draft_logprobs"][anchors]
-        texts.append(TraceText(key, dataset, prompt, tensors["token_ids"][tokens], *drafts))
-        start, anchor = tokens.stop, anchors.stop
+        rows = slice(row, row + length - prompt)
+        own = (tensors["target_token_ids"][rows], tensors["target_logprobs"][rows]) if known else (None, None)
+        texts.append(TraceText(key, dataset, prompt, tensors["token_ids"][tokens], *drafts, *own))
+        start, anchor, row = tokens.stop, anchors.stop, rows.stop if known else row
     return texts
 
 

@@ -156,7 +156,7 @@ class RandomTreeSelector:
                 depths.append(depths[parent] + 1)
         return PlainTree(token_ids, parents)
 
-    def observe(self, tree: PlainTree, num_accepted: int, round_seconds: float) -> None:
+    def observe(self, tree: PlainTree, num_accepted: int, round_seconds: float, token_ids: object = None) -> None:
         assert round_seconds > 0
         self.observed.append((tree.num_nodes, num_accepted))
 

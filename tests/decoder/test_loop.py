@@ -55,6 +55,21 @@ def test_random_trees_keep_the_text(target: Target, noise: float, seed: int) -> 
     assert sum(entry.num_emitted for entry in result.rounds) == 39
 
 
+def test_the_selector_is_told_what_every_drafting_round_committed(target: Target) -> None:
+    class Listening(ChainSelector):
+        heard: list[int] = []
+
+        def observe(self, tree: PlainTree, num_accepted: int, round_seconds: float, token_ids: object = None) -> None:
+            assert isinstance(token_ids, list) and len(token_ids) == num_accepted + 1
+            self.heard.extend(token_ids)
+
+    plain = Decoder(target).generate(PROMPT, 30).token_ids
+    selector = Listening()
+    Decoder(target, TextDrafter(target, PROMPT + plain, noise=2.0), selector).generate(PROMPT, 30)
+    told = len(selector.heard)  # the last token or so comes from a plain step
+    assert 20 < told and selector.heard[:29] == plain[1 : 1 + told]
+
+
 def test_random_drafts_keep_the_text(target: Target) -> None:
     plain = Decoder(target).generate(PROMPT, 30).token_ids
     assert Decoder(target, RandomDrafter(61), RandomTreeSelector(1)).generate(PROMPT, 30).token_ids == plain

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from costmodel import CostModel, Profile
 from selector.batch import batch_curve, executed_sizes, select_batch, select_batch_uniform
 from selector.errors import CostCurveError
+from selector.policies import RoundInputs
 from selector.pool import CandidatePool
 from selector.registry import parse_policy
 from selector.search import expand
@@ -103,7 +104,7 @@ def test_one_request_is_the_single_policy_and_uniform_never_beats_merged(seed, k
     rng = np.random.default_rng(seed)
     trellises = [random_trellis(rng, 4, 3) for _ in range(3)]
     curve, price = random_cost(rng, 80, kind), float(rng.random() * 2) if priced else None
-    single = parse_policy("priced").select(trellises[0], curve, curve, price, 60)
+    single = parse_policy("priced").select(trellises[0], RoundInputs(curve, curve, price, 60))
     alone = select_batch(trellises[:1], curve, price, max_nodes=60)
     assert alone.trees[0].num_nodes == single.num_nodes
     np.testing.assert_array_equal(alone.trees[0].token_ids, single.token_ids)

@@ -3,13 +3,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import save_file
 
 from costmodel import Profile
 from costmodel.identity import Identity
 from profiles.paths import default_plan_path, default_profile_path, default_trace_path
+from selector.calibration import Calibration
 from selector.cli import main
+from selector.commands.tune import load_embedding
+from selector.plan import Plan
+from selector.trace import Trace
 from tests.selector.helpers import markov_trace
 
 POINTS, SECONDS = [1, 2, 4, 8, 9, 16, 24, 33], [0.042, 0.044, 0.046, 0.049, 0.055, 0.060, 0.068, 0.08]
@@ -40,6 +46,39 @@ def test_replay_prints_a_table_and_json(machine):
     assert by_name["exact"]["speedup_over_plain"] > 1
 
 
+def test_replay_shows_the_ceilings_and_draws_figures(machine):
+    result = run("replay", "--policies", "exact")
+    assert result.exit_code == 0, result.output
+    assert "oracle (limit of selection)" in result.stdout and "of gap" in result.stdout
+    document = json.loads(run("replay", "--policies", "exact", "--figures", str(machine / "figures"), "--json").stdout)
+    assert Path(document["figures"]["throughput"]["path"]).exists()
+    assert document["figures"]["rank"]["numbers"]["depths"] == [1, 2, 3, 4]
+
+
+def test_replay_with_a_plan_replays_the_plans_policy_with_its_settings(machine):
+    plan = Plan("taps", policy_settings={"max_nodes": 3}, calibration=Calibration((0.5,) * 4, (-0.3,) * 4))
+    path = plan.save(machine / "plan.json")
+    rows = json.loads(run("replay", "--plan", str(path), "--policies", "exact", "--json").stdout)["rows"]
+    by_role = {row["role"]: row for row in rows}
+    assert by_role["best fixed as drafted"]["share_of_gap"] == 0
+    assert [row["name"] for row in rows if row["role"] == "asked"] == ["exact", "taps:3"]
+    assert next(row for row in rows if row["name"] == "taps:3")["mean_nodes"] <= 3
+
+
+def test_explain_prints_draws_and_is_the_same_as_json(machine):
+    out = machine / "tree.svg"
+    result = run("explain", "--text", "text-2", "--round", "3", "--policy", "exact", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert "round 3" in result.stdout and "root" in result.stdout and out.exists()
+    document = json.loads(run("explain", "--text", "2", "--round", "3", "--policy", "exact", "--json").stdout)
+    assert (document["schema"], document["round_number"], document["path"]) == ("treebudget.explain", 3, None)
+    assert f"Accepted {document['num_accepted']} of {document['num_nodes']} nodes" in result.stdout
+    assert run("explain", "--anchor", "1", "--json", "-q").exit_code == 0
+    for wrong in ("--text nobody", "--anchor 999", "--out tree.gif", "--tokenizer nowhere", "--policy best"):
+        result = run("explain", *wrong.split())
+        assert result.exit_code == 2 and "Traceback" not in result.output
+
+
 def test_tune_writes_a_plan_that_show_and_replay_read(machine):
     result = run("tune", "--json", "--quiet")
     assert result.exit_code == 0, result.output
@@ -47,7 +86,7 @@ def test_tune_writes_a_plan_that_show_and_replay_read(machine):
     path = str(default_plan_path())
     shown = run("show", path)
     assert shown.exit_code == 0 and "why:" in shown.stdout
-    assert json.loads(run("show", path, "--json").stdout)["version"] == 1
+    assert json.loads(run("show", path, "--json").stdout)["schema"] == "treebudget.plan"
     assert run("replay", "--plan", path, "--quiet").exit_code == 0
     other = machine / "other.json"
     assert run("tune", "--out", str(other), "-q").exit_code == 0
@@ -75,8 +114,28 @@ def test_a_trace_of_another_block_size_is_refused_by_tune(machine):
     assert "block_size" in result.stderr
 
 
-@pytest.mark.parametrize("command", [[], ["replay"], ["tune"], ["show"]])
+@pytest.mark.parametrize("command", [[], ["replay"], ["tune"], ["explain"], ["show"]])
 def test_every_help_works_and_commands_have_an_example(command):
     result = run(*command, "-h")
     assert result.exit_code == 0
     assert not command or f"Example: selector {command[0]}" in result.stdout
+
+
+def test_tune_refuses_prompts_the_drafter_was_trained_on_and_says_why_there_is_no_scorer(machine):
+    trace = markov_trace(num_texts=4, length=12)
+    path = Trace({**trace.identity, "drafter_saw": 3}, trace.texts).save(machine / "seen.safetensors")
+    result = run("tune", "--trace", str(path), "-q")
+    assert result.exit_code == 1
+    assert "trained on 3 prompts" in result.stderr and "--allow-overlap" in result.stderr
+    result = run("tune", "--trace", str(path), "--allow-overlap", "--out", str(machine / "p.json"))
+    assert result.exit_code == 0, result.output
+    assert "embedding was not given" in result.stderr
+    assert run("tune", "--embedding", "missing.safetensors", "-q").exit_code == 1
+
+
+def test_an_embedding_is_read_whole_or_by_the_name_of_its_tensor(machine):
+    table = np.arange(6, dtype=np.float32).reshape(3, 2)
+    save_file({"wte.weight": table, "other": table + 1}, machine / "e.safetensors")
+    np.testing.assert_array_equal(load_embedding(str(machine / "e.safetensors"), "toy"), table)
+    np.testing.assert_array_equal(load_embedding(f"{machine / 'e.safetensors'}:other", "toy"), table + 1)
+    assert load_embedding(None, "toy") is None

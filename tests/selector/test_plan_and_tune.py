@@ -10,13 +10,22 @@ from costmodel import CostModel
 from costmodel.identity import Identity
 from profiles.errors import TreebudgetError
 from selector.calibration import Calibration
-from selector.errors import PlanError, PolicyError, TraceMismatch, TuneError
+from selector.errors import PlanError, PolicyError, ScorerError, TraceMismatch, TuneError
 from selector.plan import Plan
+from selector.price import PriceRange
 from selector.tune import CANDIDATES, split_halves, tune
+from selector.tuning import candidates
+from tests.selector.fake_scorers import FakeScorer, MarginalScorer
 from tests.selector.helpers import markov_trace
 
 POINTS = [1, 2, 4, 8, 9, 16, 24, 33]
 SECONDS = np.array([0.042, 0.044, 0.046, 0.049, 0.055, 0.060, 0.068, 0.08])
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Policies that are played round by round are fitted on a few texts only."""
+    monkeypatch.setattr(candidates, "ASKED_TOKENS", 150)
 
 
 def test_a_plan_survives_the_disk(tmp_path):
@@ -47,6 +56,81 @@ def test_a_plan_for_something_else_names_the_field(tmp_path):
     with pytest.raises(PlanError, match="block_size is 8 in the plan, expected 16") as caught:
         Plan.load(path, {"target": "toy", "block_size": 16})
     assert caught.value.field == "block_size"
+
+
+class LoadedScorer(FakeScorer):
+    """What a file of a fake scorer holds."""
+
+    @classmethod
+    def load(cls, path):
+        return cls(identity=json.loads(path.read_text()))
+
+
+@pytest.fixture
+def files_hold_fake_scorers(monkeypatch):
+    monkeypatch.setattr("selector.scorer.Scorer", LoadedScorer)
+
+
+FOR = {"target": "toy", "drafter": "toy-drafter", "block_size": 5}
+
+
+def test_a_plan_and_its_scorer_survive_the_disk_together(tmp_path, files_hold_fake_scorers):
+    plan = Plan(
+        "taps:24", 20.5, policy_settings={"utility_threshold": 0.03}, prices=[PriceRange(1, 9, 3.0)], identity=FOR,
+        fallback={"drift": "x"}, notes=["n"], scoring_seconds=1e-4, attached=MarginalScorer(identity=FOR),
+    )  # fmt: skip
+    (tmp_path / "elsewhere").mkdir()
+    saved = Plan.load(plan.save(tmp_path / "plan.json"))
+    assert saved.to_dict()["version"] == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "plan.json", "plan.scorer.safetensors"]
+    assert (saved.prices, saved.fallback, saved.notes) == (plan.prices, plan.fallback, plan.notes)
+    assert (saved.make_policy().max_nodes, saved.make_policy().utility_threshold) == (24, 0.03)
+    assert saved.has_scorer and saved.load_scorer().identity == FOR
+    for name in ("plan.json", "plan.scorer.safetensors"):
+        (tmp_path / name).rename(tmp_path / "elsewhere" / name)
+    assert Plan.load(tmp_path / "elsewhere" / "plan.json").load_scorer().identity == FOR
+
+
+def test_a_missing_changed_or_foreign_scorer_is_refused(tmp_path, files_hold_fake_scorers):
+    path = Plan(identity=FOR, attached=MarginalScorer(identity=FOR)).save(tmp_path / "plan.json")
+    beside = tmp_path / "plan.scorer.safetensors"
+    with pytest.raises(PlanError, match="block_size is 5 in the plan, expected 16"):
+        Plan.load(path, {"block_size": 16})
+    unknown = Plan.load(Plan(attached=MarginalScorer(identity=FOR)).save(tmp_path / "other.json"))
+    with pytest.raises(PlanError, match="block_size is 5 in the plan's scorer, expected 16") as caught:
+        unknown.check({"block_size": 16, "target": None})
+    assert caught.value.field == "block_size"
+    original = beside.read_text()
+    beside.write_text(original + " ")
+    with pytest.raises(PlanError, match="is not the scorer that was written with the plan"):
+        Plan.load(path).load_scorer()
+    beside.unlink()
+    with pytest.raises(PlanError, match="scorer is missing"):
+        Plan.load(path).load_scorer()
+    foreign = Plan(identity=FOR, attached=MarginalScorer(identity={**FOR, "drafter": "another"}))
+    with pytest.raises(ScorerError, match="drafter"):
+        foreign.load_scorer()
+    with pytest.raises(PlanError, match="plain file name"):
+        Plan.from_dict({**Plan().to_dict(), "scorer": {"file": "../x", "sha256": "", "identity": {}}})
+    assert Plan().load_scorer() is None
+
+
+def test_a_plan_of_version_1_still_loads(tmp_path):
+    old = {name: value for name, value in Plan("fixed:8", 20.5).to_dict().items() if name in (
+        "schema", "policy", "price", "calibration", "reach_scale", "top_k", "max_nodes", "gains", "rows", "identity",
+        "provenance", "reason",
+    )}  # fmt: skip
+    (tmp_path / "plan.json").write_text(json.dumps({**old, "version": 1}))
+    assert Plan.load(tmp_path / "plan.json") == Plan("fixed:8", 20.5)
+
+
+def test_settings_that_the_policy_does_not_have_are_refused():
+    with pytest.raises(PlanError, match="no such settings"):
+        Plan("exact", policy_settings={"utility_threshold": 0.1})
+    with pytest.raises(PolicyError):
+        Plan("taps", policy_settings={"depth_weight": -1.0})
+    with pytest.raises(PlanError, match="unknown fields: folder"):
+        Plan.from_dict({**Plan().to_dict(), "folder": "/"})
 
 
 def test_tuning_finds_that_drafting_pays():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from costmodel import CostModel
 from selector.errors import CostCurveError, PolicyError
+from selector.policies import RoundInputs
 from selector.pool import CandidatePool
 from selector.registry import REGISTRY, parse_policy
 from selector.trellis import Trellis
@@ -28,10 +29,10 @@ def chain_trellis(p: float, depth: int = 16) -> Trellis:
 @pytest.mark.parametrize(("p", "best"), [(0.93, 16), (0.70, 7)])
 def test_case_1_staircase_costs(p, best):
     cost = staircase(np.arange(1, 18)) / 1000
-    tree = parse_policy("exact").select(chain_trellis(p), cost, cost, None, 16)
+    tree = parse_policy("exact").select(chain_trellis(p), RoundInputs(cost, cost, None, 16))
     assert tree.num_nodes == best
     if p == 0.93:  # stopping at the first drop loses 28 %
-        first = parse_policy("unimodal").select(chain_trellis(p), cost, cost, None, 16)
+        first = parse_policy("unimodal").select(chain_trellis(p), RoundInputs(cost, cost, None, 16))
         loss = 1 - (first.expected_tokens / first.expected_seconds) / (tree.expected_tokens / tree.expected_seconds)
         assert loss == pytest.approx(0.28, abs=0.01)
 
@@ -40,8 +41,8 @@ def test_case_1_a_convex_fit_loses_nine_percent():
     t = np.arange(1, 18)
     cost = CostModel.from_points(t, (staircase(t) - 8) / 1000, draft_seconds=0.008)
     table, convex = cost.round_seconds(17), cost.round_seconds(17, form="convex")
-    exact = parse_policy("exact").select(chain_trellis(0.70), table, convex, None, 16)
-    fitted = parse_policy("exact").select(chain_trellis(0.70), convex, convex, None, 16)
+    exact = parse_policy("exact").select(chain_trellis(0.70), RoundInputs(table, convex, None, 16))
+    fitted = parse_policy("exact").select(chain_trellis(0.70), RoundInputs(convex, convex, None, 16))
     assert (exact.num_nodes, fitted.num_nodes) == (7, 8)
     loss = 1 - fitted.expected_tokens / table[8] / (exact.expected_tokens / table[7])
     assert loss == pytest.approx(0.09, abs=0.005)
@@ -49,10 +50,10 @@ def test_case_1_a_convex_fit_loses_nine_percent():
 
 def test_case_2_the_root_is_counted():
     cost = staircase(np.arange(1, 18)) / 1000
-    tree = parse_policy("exact").select(chain_trellis(0.70), cost, cost, None, 16)
+    tree = parse_policy("exact").select(chain_trellis(0.70), RoundInputs(cost, cost, None, 16))
     assert (tree.num_nodes, tree.num_verify_tokens) == (7, 8)
     assert tree.expected_seconds == pytest.approx(staircase(8) / 1000)
-    forgetful = parse_policy("exact").select(chain_trellis(0.70), staircase(np.arange(0, 17)) / 1000, cost, None, 16)
+    forgetful = parse_policy("exact").select(chain_trellis(0.70), RoundInputs(staircase(np.arange(0, 17)) / 1000, cost, None, 16))
     assert forgetful.num_nodes == 8
     loss = 1 - forgetful.expected_tokens / cost[8] / (tree.expected_tokens / cost[7])
     assert loss == pytest.approx(0.09, abs=0.005)
@@ -62,7 +63,7 @@ def test_case_2_the_root_is_counted():
 def test_case_5_a_flat_curve_is_reported_and_never_the_largest_budget(name):
     flat = np.full(65, 0.06)
     trellis = random_trellis(np.random.default_rng(0), 4, 3)
-    tree = parse_policy(name).select(trellis, flat, flat, 20.0, 64)
+    tree = parse_policy(name).select(trellis, RoundInputs(flat, flat, 20.0, 64))
     assert tree.status == "degenerate-cost"
     assert tree.num_nodes == trellis.depth
 
@@ -70,7 +71,7 @@ def test_case_5_a_flat_curve_is_reported_and_never_the_largest_budget(name):
 @pytest.mark.parametrize("bad", [[], [0.0, 1.0], [1.0, np.nan], [1.0, np.inf], [-1.0, 2.0]])
 def test_bad_curves_are_refused(bad):
     with pytest.raises(CostCurveError):
-        parse_policy("exact").select(chain_trellis(0.5), np.array(bad), np.array(bad), None, 1)
+        parse_policy("exact").select(chain_trellis(0.5), RoundInputs(np.array(bad), np.array(bad), None, 1))
 
 
 def test_policies_against_every_prefix_closed_tree():
@@ -83,7 +84,7 @@ def test_policies_against_every_prefix_closed_tree():
         price = float(rng.random() * 3)
         sums = 1 + best_sums(trellis, 6)
         for name, value in (("exact", sums / cost[: len(sums)]), ("priced", sums - price * cost[: len(sums)])):
-            tree = parse_policy(name).select(trellis, cost, cost, price, 6)
+            tree = parse_policy(name).select(trellis, RoundInputs(cost, cost, price, 6))
             seconds = cost[tree.num_nodes]
             mine = tree.expected_tokens / seconds if name == "exact" else tree.expected_tokens - price * seconds
             assert mine == pytest.approx(value.max(), rel=1e-9)
@@ -94,10 +95,10 @@ def test_policies_against_every_prefix_closed_tree():
 def test_exact_is_at_least_every_fixed_budget_on_its_own_objective(seed, kind):
     rng = np.random.default_rng(seed)
     trellis, cost = random_trellis(rng, 4, 3), random_cost(rng, 33, kind)
-    exact = parse_policy("exact").select(trellis, cost, cost, None, 32)
+    exact = parse_policy("exact").select(trellis, RoundInputs(cost, cost, None, 32))
     best = exact.expected_tokens / cost[exact.num_nodes]
     for n in (1, 2, 4, 8, 16, 32):
-        fixed = parse_policy(f"fixed:{n}").select(trellis, cost, cost, None, 32)
+        fixed = parse_policy(f"fixed:{n}").select(trellis, RoundInputs(cost, cost, None, 32))
         assert fixed.expected_tokens / cost[fixed.num_nodes] <= best * (1 + 1e-12)
 
 
@@ -107,9 +108,9 @@ def test_at_the_ratio_exact_finds_priced_finds_the_same_value(seed):
     """Dinkelbach: at the best ratio as the price, the best priced value is 0."""
     rng = np.random.default_rng(seed)
     trellis, cost = random_trellis(rng, 3, 3), random_cost(rng, 33, "rough")
-    exact = parse_policy("exact").select(trellis, cost, cost, None, 32)
+    exact = parse_policy("exact").select(trellis, RoundInputs(cost, cost, None, 32))
     ratio = exact.expected_tokens / cost[exact.num_nodes]
-    priced = parse_policy("priced").select(trellis, cost, cost, ratio, 32)
+    priced = parse_policy("priced").select(trellis, RoundInputs(cost, cost, ratio, 32))
     assert priced.expected_tokens - ratio * cost[priced.num_nodes] == pytest.approx(0, abs=1e-9)
 
 
@@ -118,8 +119,8 @@ def test_a_scale_of_reach_is_a_bonus():
     rng = np.random.default_rng(4)
     for _ in range(100):
         trellis, cost, scale = random_trellis(rng, 3, 3), random_cost(rng, 21, "rough"), float(rng.uniform(0.3, 1.4))
-        tree = parse_policy("exact").select(trellis, cost, cost, None, 20, bonus=1 / scale)
-        full = parse_policy("fixed:20").select(trellis, cost, cost, None, 20)
+        tree = parse_policy("exact").select(trellis, RoundInputs(cost, cost, None, 20, bonus=1 / scale))
+        full = parse_policy("fixed:20").select(trellis, RoundInputs(cost, cost, None, 20))
         value = (1 + scale * np.concatenate([[0], np.cumsum(full.reach[1:])])) / cost[: full.num_nodes + 1]
         assert tree.num_nodes == value.argmax()
 
@@ -129,37 +130,40 @@ def test_statuses():
     rising = np.linspace(1, 2, 15)
     cheap = np.linspace(1, 1.0001, 15)
     status = {
-        name: parse_policy(name).select(trellis, cost, cost, 1.0, limit).status
+        name: parse_policy(name).select(trellis, RoundInputs(cost, cost, 1.0, limit)).status
         for name, cost, limit in [
             ("exact", rising, 14), ("unimodal", rising, 14), ("fixed:3", rising, 14),
             ("chain", rising, 14), ("plain", rising, 14),
         ]
     }  # fmt: skip
     assert status == {"exact": "optimal", "unimodal": "first-descent", "fixed:3": "budget", "chain": "budget", "plain": "plain"}
-    assert parse_policy("exact").select(trellis, cheap, cheap, None, 5).status == "truncated:max_nodes"
-    assert parse_policy("fixed:9").select(trellis, cheap, cheap, None, 5).status == "truncated:max_nodes"
-    assert parse_policy("fixed:99").select(trellis, np.linspace(1, 2, 101), rising, None, 100).status == "exhausted"
+    assert parse_policy("exact").select(trellis, RoundInputs(cheap, cheap, None, 5)).status == "truncated:max_nodes"
+    assert parse_policy("fixed:9").select(trellis, RoundInputs(cheap, cheap, None, 5)).status == "truncated:max_nodes"
+    assert parse_policy("fixed:99").select(trellis, RoundInputs(np.linspace(1, 2, 101), rising, None, 100)).status == "exhausted"
     partial = Trellis.from_probabilities([[0, 1]] * 3, [[0.4, 0.3]] * 3)
-    assert parse_policy("exact").select(partial, cheap, cheap, None, 14).status == "truncated:top_k"
+    assert parse_policy("exact").select(partial, RoundInputs(cheap, cheap, None, 14)).status == "truncated:top_k"
 
 
 def test_unimodal_reads_the_convex_curve_and_exact_the_table():
     table = staircase(np.arange(1, 18)) / 1000
     convex = np.linspace(0.058, 0.0712, 17)
     trellis = chain_trellis(0.93)
-    assert parse_policy("unimodal").select(trellis, table, convex, None, 16).num_nodes == 16
-    assert parse_policy("exact").select(trellis, table, convex * 100, None, 16).num_nodes == 16
+    assert parse_policy("unimodal").select(trellis, RoundInputs(table, convex, None, 16)).num_nodes == 16
+    assert parse_policy("exact").select(trellis, RoundInputs(table, convex * 100, None, 16)).num_nodes == 16
 
 
 def test_priced_without_a_price_is_exact():
     rng = np.random.default_rng(5)
     trellis, cost = random_trellis(rng, 4, 3), random_cost(rng, 33, "rough")
-    trees = [parse_policy(name).select(trellis, cost, cost, None, 32) for name in ("exact", "priced")]
+    trees = [parse_policy(name).select(trellis, RoundInputs(cost, cost, None, 32)) for name in ("exact", "priced")]
     assert trees[0].token_ids.tolist() == trees[1].token_ids.tolist()
 
 
 def test_a_short_curve_lowers_max_nodes():
-    assert parse_policy("exact").select(chain_trellis(0.99), np.linspace(1, 1.1, 4), np.ones(4), None, 16).num_nodes == 3
+    assert (
+        parse_policy("exact").select(chain_trellis(0.99), RoundInputs(np.linspace(1, 1.1, 4), np.ones(4), None, 16)).num_nodes
+        == 3
+    )
 
 
 @pytest.mark.parametrize("text", ["fixed", "fixed:0", "fixed:x", "fixed:-1", "exact:3", "best", "", "chain:", "plain:1"])
@@ -172,7 +176,15 @@ def test_names_survive_parsing():
     for name in ("plain", "chain", "chain:3", "fixed:8", "unimodal", "exact", "priced"):
         assert parse_policy(name).name == name
     assert {name.partition(":")[0] for name in REGISTRY} == {
-        "plain", "chain", "fixed", "unimodal", "exact", "priced", "taps", "smart"}
+        "plain",
+        "chain",
+        "fixed",
+        "unimodal",
+        "exact",
+        "priced",
+        "taps",
+        "smart",
+    }
     assert [parse_policy(name).drafts for name in ("plain", "chain", "exact")] == [False, True, True]
 
 
@@ -198,7 +210,7 @@ def as_pool(trellis: Trellis) -> CandidatePool:
 def test_a_pool_of_all_nodes_gives_the_tree_of_its_trellis(seed, name):
     rng = np.random.default_rng(seed)
     trellis, cost = random_trellis(rng, 3, 3, conditional=True), random_cost(rng, 41, "staircase")
-    trees = [parse_policy(name).select(source, cost, cost, 1.5, 39) for source in (trellis, as_pool(trellis))]
+    trees = [parse_policy(name).select(source, RoundInputs(cost, cost, 1.5, 39)) for source in (trellis, as_pool(trellis))]
     np.testing.assert_array_equal(trees[0].token_ids, trees[1].token_ids)
     np.testing.assert_array_equal(trees[0].parents, trees[1].parents)
     np.testing.assert_allclose(trees[0].reach, trees[1].reach)

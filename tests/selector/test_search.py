@@ -5,7 +5,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selector.kernels import END_CERTIFIED, END_MAX_NODES, EXACT, FIRST_DESCENT, PRICED, convex_minorant
+from selector.kernels import (
+    END_CERTIFIED,
+    END_EXHAUSTED,
+    END_MAX_NODES,
+    EXACT,
+    FIRST_DESCENT,
+    NEVER,
+    PRICED,
+    convex_minorant,
+    order_all,
+)
 from selector.reference import best_size, expand_in_python
 from selector.search import expand, expand_chain
 from selector.trellis import Trellis
@@ -148,3 +158,58 @@ def test_empty_trellis_and_empty_budget():
     assert expand(empty, 5, EXACT, np.ones(6)).num_chosen == 0
     assert expand(random_trellis(np.random.default_rng(0), 2, 2), 0, EXACT, np.ones(1)).num_chosen == 0
     assert expand_chain(empty, 5).num_chosen == 0
+
+
+@pytest.mark.parametrize("form", ["3-D", "P = 1", "P = K"])
+def test_all_anchors_at_once_equal_the_searches_one_by_one(form):
+    rng = np.random.default_rng(3)
+    for coarse in (False, True):
+        trellises = [random_trellis(rng, 4, 3, form == "P = K", coarse) for _ in range(40)]
+        ids = np.stack([each.token_ids for each in trellises])
+        edges = np.stack([each.edges_by_parent if form != "3-D" else each.log_edges for each in trellises])
+        path = np.where(rng.random((40, 4)) < 0.8, np.take_along_axis(ids, rng.integers(0, 3, (40, 4, 1)), 2)[:, :, 0], 99)
+        phi, deepest, sizes, ranks = order_all(edges, ids, path, 25)
+        for a, trellis in enumerate(trellises):
+            order = expand(trellis, 25)
+            n = len(order.reach)
+            assert sizes[a] == n
+            np.testing.assert_allclose(phi[a], np.concatenate([[0], np.cumsum(order.reach), np.full(25 - n, order.reach.sum())]))
+            levels = np.maximum.accumulate(np.concatenate([[0], order.depths, np.zeros(25 - n, int)]))
+            np.testing.assert_array_equal(deepest[a], levels)
+            slot, expected = 0, np.full(4, NEVER)
+            for d, token in enumerate(path[a]):
+                found = np.flatnonzero((order.parents == slot) & (order.token_ids == token))
+                if not found.size:
+                    break
+                expected[d], slot = found[0], found[0] + 1
+            np.testing.assert_array_equal(ranks[a], expected)
+
+
+def test_edges_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match="depth, K, K"):
+        order_all(np.zeros((2, 3, 2, 4)), np.zeros((2, 3, 4), np.int64), np.zeros((2, 3), np.int64), 5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seeds, st.integers(1, 200), st.booleans())
+def test_ranked_rows_are_searched_by_level_in_the_same_order(seed, max_nodes, coarse):
+    """Rows that fall, ties by lower id, as `Trellis.from_logits` lists them: another algorithm, the order of the plain one."""
+    rng = np.random.default_rng(seed)
+    trellis = random_trellis(rng, int(rng.integers(1, 7)), int(rng.integers(1, 9)), coarse=coarse)
+    order = np.lexsort((trellis.token_ids, -trellis.log_edges))
+    ranked = Trellis(np.take_along_axis(trellis.token_ids, order, 1), np.take_along_axis(trellis.log_edges, order, 1))
+    ours, reference, by_heap = expand(ranked, max_nodes), expand_in_python(ranked, max_nodes), expand(trellis, max_nodes)
+    np.testing.assert_array_equal(ours.depths, reference.depths)
+    np.testing.assert_array_equal(ours.token_ids, reference.token_ids)
+    np.testing.assert_array_equal(ours.parents, reference.parents)
+    np.testing.assert_allclose(ours.reach, reference.reach, rtol=1e-12)
+    for fast, slow in zip(ours, by_heap, strict=True):  # truncation and end included
+        np.testing.assert_array_equal(fast, slow)
+
+
+def test_a_row_of_nan_or_nothing_ends_a_ranked_trellis():
+    edges = np.log([[0.5, 0.4], [0.6, 0.1], [0.5, 0.2]])
+    for nothing in (np.nan, -np.inf):
+        edges[1] = nothing
+        expansion = expand(Trellis(np.array([[1, 2], [3, 4], [5, 6]]), edges), 9)
+        assert (expansion.token_ids.tolist(), expansion.depths.tolist(), expansion.end) == ([1, 2], [1, 1], END_EXHAUSTED)

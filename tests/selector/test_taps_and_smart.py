@@ -9,6 +9,7 @@ from costmodel import CostModel
 from selector.errors import PolicyError
 from selector.orders import build_orders
 from selector.playing import play_any
+from selector.policies import RoundInputs
 from selector.pool import CandidatePool
 from selector.registry import parse_policy
 from selector.rounds import build_curves, play
@@ -23,7 +24,7 @@ CURVE = np.linspace(1.0, 2.0, 300)
 
 
 def take(policy, candidates, curve=CURVE, max_nodes=250):
-    return policy.select(candidates, curve, curve, None, max_nodes)
+    return policy.select(candidates, RoundInputs(curve, curve, None, max_nodes))
 
 
 # --- TAPS
@@ -126,7 +127,7 @@ def test_smart_is_the_rule_node_by_node(seed, kind, percent):
     n, tokens = 0, 1.25
     while n < len(reach) and reach[n] * cost[n] > percent / 100 * tokens * (cost[n + 1] - cost[n]):
         tokens, n = tokens + reach[n], n + 1
-    assert Smart(percent).select(trellis, cost, cost, None, 60, bonus=1.25).num_nodes == n
+    assert Smart(percent).select(trellis, RoundInputs(cost, cost, None, 60, bonus=1.25)).num_nodes == n
 
 
 @settings(max_examples=60, deadline=None)

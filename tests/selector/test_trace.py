@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 import pickle
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from selector.errors import TraceError, TraceMismatch
@@ -20,6 +22,21 @@ def assert_same(one: Trace, other: Trace) -> None:
         np.testing.assert_array_equal(a.token_ids, b.token_ids)
         np.testing.assert_array_equal(a.draft_token_ids, b.draft_token_ids)
         np.testing.assert_array_equal(a.draft_logprobs, b.draft_logprobs)
+        for mine, other_ in ((a.target_token_ids, b.target_token_ids), (a.target_logprobs, b.target_logprobs)):
+            assert (mine is None) == (other_ is None)
+            if mine is not None:
+                np.testing.assert_array_equal(mine, other_)
+
+
+def with_targets(trace: Trace, which: range | None = None, width: int = 3) -> Trace:
+    """The trace with distributions of the target in some of its texts."""
+    texts, rng = [], np.random.default_rng(1)
+    for i, text in enumerate(trace.texts):
+        if which is None or i in which:
+            ids = rng.integers(0, 30, (text.num_anchors, width)).astype(np.int32)
+            text = replace(text, target_token_ids=ids, target_logprobs=-rng.random(ids.shape).astype(np.float32))
+        texts.append(text)
+    return Trace(trace.identity, texts)
 
 
 def test_a_trace_survives_the_disk(tmp_path):
@@ -109,3 +126,46 @@ def test_merge_wants_one_identity():
     assert len(Trace.merge([one, other.select([2, 3])]).texts) == 4
     with pytest.raises(TraceMismatch, match="target"):
         Trace.merge([one, Trace({**one.identity, "target": "other"}, [])])
+
+
+@pytest.mark.parametrize("which", [None, range(0), range(1, 3), range(0, 1)])
+def test_the_targets_own_distributions_survive_disk_merge_and_writer(which, tmp_path):
+    trace = with_targets(markov_trace(num_texts=4, length=7), which)
+    assert_same(Trace.load(trace.save(tmp_path / "t.safetensors")), trace)
+    assert_same(Trace.merge([trace.select([0, 1]), trace.select([2, 3])]), trace)
+    assert trace.has_targets == (which is None)
+    writer = TraceWriter(tmp_path / "w.safetensors", trace.identity)
+    for text in trace.texts:
+        writer.add(text)
+    assert_same(writer.finish([text.key for text in trace.texts]), trace)
+    assert_same(Trace.load(tmp_path / "w.safetensors"), trace)
+
+
+def test_a_file_of_version_1_still_loads(tmp_path):
+    trace = markov_trace(num_texts=2, length=5)
+    with safe_open(trace.save(tmp_path / "t.safetensors"), framework="numpy") as stream:
+        about = json.loads(stream.metadata()["treebudget"])
+        tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+    assert (about["version"], "target_token_ids" in tensors) == (2, False)
+    del about["has_target"]
+    save_file(tensors, tmp_path / "old.safetensors", metadata={"treebudget": json.dumps({**about, "version": 1})})
+    assert_same(Trace.load(tmp_path / "old.safetensors"), trace)
+
+
+def test_distributions_of_another_shape_are_refused():
+    text = with_targets(markov_trace(num_texts=1, length=6)).texts[0]
+    with pytest.raises(TraceError, match="come together"):
+        replace(text, target_logprobs=None)
+    with pytest.raises(TraceError, match=r"must be \(A, M\) for 6 anchors"):
+        replace(text, target_token_ids=text.target_token_ids[1:], target_logprobs=text.target_logprobs[1:])
+    narrow = replace(text, key="b", target_token_ids=text.target_token_ids[:, :1], target_logprobs=text.target_logprobs[:, :1])
+    with pytest.raises(TraceError, match="share M"):
+        Trace({}, [text, narrow])
+
+
+def test_the_context_range_is_that_of_rounds():
+    """A text of P prompt and A generated tokens starts rounds at P to P + A - 2 committed ones; the last root starts none."""
+    trace = markov_trace(num_texts=3, length=6)
+    prompts = [text.num_prompt_tokens for text in trace.texts]
+    assert trace.context_range == (min(prompts), max(prompts) + 4)
+    assert markov_trace(num_texts=2, length=1).context_range is None

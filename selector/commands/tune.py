@@ -1,0 +1,73 @@
+"""`selector tune`: the fastest policy for a trace and a profile, as a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from numpy.typing import NDArray
+
+from costmodel.clitools import emit_json, json_option, note, progress, quiet_option
+from profiles.paths import default_plan_path
+from selector.commands.options import input_options, load_inputs
+from selector.commands.show import print_plan
+from selector.embedding import find_embedding, read_embedding
+from selector.plan import Plan
+from selector.tune import TRAINING_SECONDS, candidates
+from selector.tune import tune as tune_plan
+
+
+@click.command(epilog="Example: selector tune --profile here.json --trace trace.safetensors --out plan.json")
+@input_options
+@click.option("--out", type=click.Path(path_type=Path), help="Plan file to write. Default: this machine's.")
+@click.option(
+    "--scorer/--no-scorer", "with_scorer", default=True, show_default=True,
+    help="Train path-conditioned acceptance too, and use it where it pays (needs torch and the target's embedding).",
+)  # fmt: skip
+@click.option(
+    "--embedding", metavar="FILE[:TENSOR]",
+    help="Safetensors file or folder with the target's embedding. Default: the target's on this machine.",
+)  # fmt: skip
+@click.option(
+    "--training-seconds", type=click.FloatRange(1), default=TRAINING_SECONDS, show_default=True,
+    help="Limit of all scorer training together.",
+)  # fmt: skip
+@click.option("--allow-overlap", is_flag=True, help="Tune although the drafter was trained on prompts of the trace.")
+@json_option
+@quiet_option
+def tune(
+    profile: str | None, trace_path: Path | None, target: str, drafter: str, dtype: str, max_nodes: int | None,
+    out: Path | None, with_scorer: bool, embedding: str | None, training_seconds: float, allow_overlap: bool,
+    as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Find the fastest policy for a trace and a profile and write a plan, with its scorer beside it.
+
+    Everything fitted is judged on texts it was not fitted on. Where drafting does not pay the plan says plain.
+    """
+    cost, trace = load_inputs(profile, trace_path, target, drafter, dtype)
+    table = load_embedding(embedding, str(trace.identity.get("target", target))) if with_scorer else None
+    with progress("tune", total=2 * len(candidates(table is not None)), quiet=quiet) as advance:
+        plan = tune_plan(
+            trace, cost, max_nodes, advance=lambda name: advance(1, name), scorer="train" if with_scorer else None,
+            embedding=table, training_seconds=training_seconds, allow_overlap=allow_overlap,
+        )  # fmt: skip
+    path = plan.save(out or default_plan_path(target, drafter, dtype))
+    saved = Plan.load(path)
+    for line in saved.notes:
+        note(line, quiet)
+    emit_json({**saved.to_dict(), "path": str(path)}) if as_json else print_plan(saved, path)
+
+
+def load_embedding(asked: str | None, target: str) -> NDArray[Any] | None:
+    """The embedding that was asked for as FILE or FILE:TENSOR, or the one of the target on this machine, None if not here.
+
+    Raises ScorerError for a file that was asked for and cannot be read.
+    """
+    if asked is None:
+        folder = find_embedding(target)
+        return read_embedding(folder) if folder is not None else None
+    file, colon, name = asked.rpartition(":")
+    if colon and not Path(asked).exists():
+        return read_embedding(file, name)
+    return read_embedding(asked)

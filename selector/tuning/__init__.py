@@ -1,0 +1,1 @@
+"""What `selector.tune` is made of: candidates, parts of a trace, cross-fitting, the choice."""

@@ -1,0 +1,111 @@
+"""What tuning compares, and how what is free in a candidate is chosen on some texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from selector.edges import CALIBRATED, DRAFTED, SCORED
+from selector.playing import play_policy
+from selector.policies import Policy
+from selector.price import PriceRange
+from selector.registry import parse_policy
+from selector.replay import best_chain, best_fixed
+from selector.rounds import Rounds, measured_scale, play
+from selector.smart import tune_smart
+from selector.taps import GRID_THRESHOLDS, Taps, tune_taps
+from selector.tuning.parts import Part
+from selector.tuning.pricing import price_ranges, prices_at, round_tokens
+
+BY_REACH = ("fixed", "unimodal", "exact", "priced")
+ASKED = ("taps", "smart")  # played round by round, which is slow: their settings are found on fewer texts
+ASKED_TOKENS = 2500  # generated tokens of those texts, at most
+TAPS_NODES = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 128)
+SCALE_BOUNDS = (0.25, 1.5)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to decode that tuning compares: a kind of policy, on drafted, calibrated or scored probabilities."""
+
+    kind: str  # plain, chain, fixed, unimodal, exact, priced, taps, smart
+    edges: str = DRAFTED
+
+    @property
+    def label(self) -> str:
+        """Name in reports."""
+        return self.kind if self.edges == DRAFTED else f"{self.kind}, {self.edges}"
+
+
+def candidates(with_scorer: bool) -> tuple[Candidate, ...]:
+    """All candidates, the scored ones only where there is a scorer."""
+    pairs = [(kind, edges) for kind in BY_REACH for edges in (DRAFTED, CALIBRATED, SCORED)]
+    pairs += [(kind, edges) for kind in ASKED for edges in (DRAFTED, CALIBRATED)]
+    made = (Candidate("plain"), Candidate("chain"), *(Candidate(*pair) for pair in pairs))
+    return tuple(one for one in made if with_scorer or one.edges != SCORED)
+
+
+CANDIDATES = candidates(False)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What was fitted on some texts for one candidate."""
+
+    policy: Policy
+    price: float | None = None
+    reach_scale: float = 1.0
+    prices: tuple[PriceRange, ...] = ()
+
+    def play(self, part: Part) -> Rounds:
+        """Decode texts with it; the part was searched with the candidate's own probabilities."""
+        if self.prices:
+            by_context = prices_at(self.prices, part.orders.context_tokens)
+            return play(self.policy, part.orders, part.curves, by_context, self.reach_scale)
+        return play_policy(self.policy, part.orders, part.curves, None, self.price, self.reach_scale)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the policy's name leaves open, by field."""
+        named = parse_policy(self.policy.name)
+        if not is_dataclass(self.policy):
+            return {}
+        values = {item.name: getattr(self.policy, item.name) for item in fields(self.policy)}
+        return {name: value for name, value in values.items() if value != getattr(named, name)}
+
+
+def fit_candidate(candidate: Candidate, part: Part) -> Fit:
+    """Choose what is free in a candidate (length, budget, settings, price, scale) on texts searched with its probabilities."""
+    orders, curves = part.orders, part.curves
+    if candidate.kind == "chain":
+        return Fit(parse_policy(best_chain(orders, curves).policy))
+    if candidate.kind == "fixed":
+        return Fit(parse_policy(best_fixed(orders, curves).policy))
+    if candidate.kind == "taps":
+        return Fit(_fit_taps(part.thinned(ASKED_TOKENS)))
+    if candidate.kind == "smart":
+        few = part.thinned(ASKED_TOKENS)
+        return Fit(tune_smart(few.orders, few.curves)[0])
+    policy = parse_policy(candidate.kind)
+    if candidate.kind not in ("exact", "priced"):
+        return Fit(policy)
+    scale = float(np.clip(measured_scale(play(policy, orders, curves)), *SCALE_BOUNDS))
+    found = play(policy, orders, curves, reach_scale=scale)
+    if candidate.kind == "exact" or curves.flat:
+        return Fit(policy, found.price, scale)
+    contexts = orders.context_tokens[found.visited]
+    return Fit(policy, found.price, scale, tuple(price_ranges(contexts, round_tokens(found, orders), found.seconds)))
+
+
+def _fit_taps(part: Part) -> Taps:
+    """Settings one after the other: size without a threshold, threshold with as many nodes or more, weight on depth."""
+    orders, curves = part.orders, part.curves
+    largest = max(orders.max_nodes, 1)
+    sizes = sorted({min(size, largest) for size in TAPS_NODES})
+    policy, _ = tune_taps(orders, curves, None, sizes, [0.0], [Taps.depth_weight])
+    more = sorted({min(times * policy.max_nodes, largest) for times in (1, 2, 4)})
+    policy, _ = tune_taps(orders, curves, None, more, GRID_THRESHOLDS, [Taps.depth_weight])
+    weights = (0.0, Taps.depth_weight, 0.05, 0.2)
+    return tune_taps(orders, curves, None, [policy.max_nodes], [policy.utility_threshold], weights, policy)[0]

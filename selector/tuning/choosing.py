@@ -1,0 +1,81 @@
+"""The record of every candidate beside its baselines, and which one a plan takes, with the reason in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selector.edges import CALIBRATED, DRAFTED, SCORED
+from selector.metrics import throughput_ratio_interval
+from selector.tuning.candidates import Candidate
+from selector.tuning.judging import Judged
+
+WORTH_IT = 0.02  # a smaller gain over the best fixed budget is reported as "not worth it"
+MIN_SPEEDUP = 1.02  # below this over plain decoding, or within its noise, the plan is plain
+
+
+def best(rows: list[Judged], *kinds: str) -> Judged:
+    """The fastest candidate of some kinds, or of all kinds that draft."""
+    chosen = [row for row in rows if (row.candidate.kind in kinds if kinds else row.candidate.kind != "plain")]
+    return max(chosen, key=lambda row: row.tokens_per_second)
+
+
+def record(row: Judged, rows: list[Judged], weights: NDArray[np.float64]) -> dict[str, Any]:
+    """One candidate beside the baselines, JSON types; gains are ratios of throughput less 1, intervals 95 % over texts."""
+    bases = {"plain": best(rows, "plain"), "best_chain": best(rows, "chain")}
+    bases["best_fixed"] = next(other for other in rows if other.candidate == Candidate("fixed"))
+    made: dict[str, Any] = {
+        "name": row.candidate.label,
+        "policies": list(row.policies),
+        "policy_settings": list(row.settings),
+        "edges": row.candidate.edges,
+        "calibrated": row.candidate.edges == CALIBRATED,
+        "tokens_per_second": row.tokens_per_second,
+        "tokens_per_round": row.num_tokens / max(int(row.text_rounds.sum()), 1),
+        "mean_nodes": row.mean_nodes,
+    }
+    for name, base in bases.items():
+        made |= gain_over(row, base, weights, name)
+    made["speedup_over_plain"] = made["gain_over_plain"] + 1
+    return made
+
+
+def gain_over(row: Judged, base: Judged, weights: NDArray[np.float64], name: str) -> dict[str, Any]:
+    """`gain_over_NAME` and its interval."""
+    low, high = throughput_ratio_interval(row.text_seconds, base.text_seconds, weights)
+    return {
+        f"gain_over_{name}": row.tokens_per_second / base.tokens_per_second - 1,
+        f"gain_over_{name}_interval": [low - 1, high - 1],
+    }
+
+
+def choose(rows: list[Judged], weights: NDArray[np.float64]) -> tuple[Judged, str]:
+    """The winner and why, in words."""
+    drafting = best(rows)
+    made = record(drafting, rows, weights)
+    low, high = (1 + bound for bound in made["gain_over_plain_interval"])
+    speedup = made["speedup_over_plain"]
+    found = f"{drafting.candidate.label} decodes {speedup:.3f} times as fast as plain decoding (95 %: {low:.3f} to {high:.3f})"
+    if speedup < MIN_SPEEDUP or low <= 1.0:
+        reason = f"drafting does not pay here: the best way to draft, {found}, is not faster by more than 2 % and its noise"
+        return best(rows, "plain"), reason
+    gain, bounds = made["gain_over_best_fixed"], made["gain_over_best_fixed_interval"]
+    reason = found
+    if drafting.candidate != Candidate("fixed", DRAFTED):
+        reason += f", {gain:+.1%} over the best fixed budget (95 %: {bounds[0]:+.1%} to {bounds[1]:+.1%})"
+        reason += "" if gain >= WORTH_IT else ": not worth it, the fixed budget would do as well"
+    scored = scorer_gain(rows, weights)
+    if scored:
+        share, (low, high) = scored["gain_over_unscored"], scored["gain_over_unscored_interval"]
+        reason += f"; the scorer is worth {share:+.1%} over the best without it (95 %: {low:+.1%} to {high:+.1%})"
+    return drafting, reason
+
+
+def scorer_gain(rows: list[Judged], weights: NDArray[np.float64]) -> dict[str, Any]:
+    """What the best scored candidate gains over the best other one, its own time paid; empty without a scorer."""
+    scored = [row for row in rows if row.candidate.edges == SCORED]
+    if not scored:
+        return {}
+    return gain_over(best(scored), best([row for row in rows if row.candidate.edges != SCORED]), weights, "unscored")

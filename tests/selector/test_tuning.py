@@ -1,0 +1,205 @@
+"""Tuning with scorers, tuned settings, overlap, contexts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+
+from costmodel import CostModel
+from selector import Plan, TreeSelector
+from selector.errors import TuneError
+from selector.orders import build_orders
+from selector.playing import play_policy
+from selector.price import PriceRange, RangedPrice
+from selector.registry import parse_policy
+from selector.rounds import build_curves, play, play_plain
+from selector.taps import Taps
+from selector.trace import Trace
+from selector.tune import candidates, split_halves, tune
+from selector.tuning import candidates as candidates_module
+from selector.tuning import pricing
+from selector.tuning.candidates import Candidate, Fit, fit_candidate
+from selector.tuning.parts import Part
+from selector.tuning.pricing import price_ranges, prices_at, round_tokens
+from selector.tuning.training import Trained
+from tests.selector.fake_scorers import FakeScorer, MarginalScorer, TransitionScorer, markov_transition
+from tests.selector.helpers import markov_trace
+
+COST = CostModel.from_points(
+    [1, 2, 4, 8, 9, 16, 24, 33], [0.042, 0.044, 0.046, 0.049, 0.055, 0.060, 0.068, 0.08], draft_seconds=0.005
+)
+FOR = {"target": "toy", "drafter": "toy-drafter", "block_size": 5}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Policies that are played round by round are fitted on a few texts only."""
+    monkeypatch.setattr(candidates_module, "ASKED_TOKENS", 150)
+
+
+def knowing(**kwargs) -> TransitionScorer:
+    return TransitionScorer(markov_transition(), identity=FOR, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def with_scorer():
+    """A plan tuned with a trainer that knows the texts' chain, and the traces it was asked to train on."""
+    seen: list[Trace] = []
+
+    def trainer(trace: Trace, seconds: float) -> Trained:
+        seen.append(trace)
+        assert seconds > 0
+        return Trained(knowing(), list(range(len(trace.texts) // 2)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates_module, "ASKED_TOKENS", 150)
+        steps: list[str] = []
+        plan = tune(markov_trace(num_texts=12), COST, num_bootstrap=200, advance=steps.append, scorer="train", trainer=trainer)
+    return plan, seen, steps
+
+
+def test_a_scorer_that_knows_more_wins_on_held_out_texts(with_scorer):
+    plan, _, steps = with_scorer
+    assert plan.gains["edges"] == "scored"
+    assert plan.gains["gain_over_unscored"] > 0.02
+    low, high = plan.gains["gain_over_unscored_interval"]
+    assert low <= plan.gains["gain_over_unscored"] <= high
+    assert "the scorer is worth" in plan.reason
+    assert [row["name"] for row in plan.rows] == [candidate.label for candidate in candidates(True)]
+    assert steps == 2 * [candidate.label for candidate in candidates(True)]
+    assert plan.fallback["drift"] == "the calibration" and plan.calibration is not None
+
+
+def test_scorers_are_trained_on_the_other_half_and_at_last_on_all(with_scorer):
+    _, seen, _ = with_scorer
+    trace = markov_trace(num_texts=12)
+    keys = [{text.key for text in part.texts} for part in seen]
+    halves = [{trace.texts[i].key for i in half} for half in split_halves(trace)]
+    assert keys == [*halves, halves[0] | halves[1]]
+
+
+def test_a_tuned_scorer_is_charged_its_time_and_decodes_live(with_scorer, tmp_path):
+    plan = with_scorer[0]
+    assert 0 < plan.scoring_seconds < 0.1
+    assert 0 < plan.gains["scoring_seconds"] < 0.1
+    selector = TreeSelector(COST, plan=plan)
+    logits = np.random.default_rng(0).standard_normal((4, 30)).astype(np.float32)
+    assert selector.select(logits, plan.context_range[0], root_token=3).num_nodes > 0
+    assert selector.stats.scored == 1
+    plan.save(tmp_path / "plan.json")
+    assert (tmp_path / "plan.scorer.safetensors").exists()
+
+
+def test_a_scorer_without_use_is_not_taken():
+    """One that leaves out everything but the drafter's last candidates."""
+
+    class Useless(FakeScorer):
+        def row(self, depth, parent, children, log_probs):
+            return np.where(np.arange(len(children)) == len(children) - 1, -0.01, -np.inf)
+
+    plan = tune(markov_trace(num_texts=8, length=24), COST, num_bootstrap=50, scorer=Useless(identity=FOR))
+    assert plan.gains["edges"] != "scored" and not plan.has_scorer
+    assert plan.gains["gain_over_unscored"] < 0
+    assert any("was given" in note for note in plan.notes)
+
+
+def test_without_torch_or_embedding_tuning_goes_on_and_says_so(monkeypatch):
+    trace = markov_trace(num_texts=4, length=12)
+    plan = tune(trace, COST, num_bootstrap=20, scorer="train")
+    assert any("embedding was not given" in note for note in plan.notes)
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else find(name))
+    plan = tune(trace, COST, num_bootstrap=20, scorer="train", embedding=np.zeros((30, 4), np.float32))
+    assert any("torch is not installed" in note for note in plan.notes)
+    assert [row["name"] for row in plan.rows] == [candidate.label for candidate in candidates(False)]
+    with pytest.raises(TuneError, match="scorer must be 'train'"):
+        tune(trace, COST, scorer="yes")
+
+
+@pytest.mark.parametrize(("saw", "allowed"), [(2, False), (2, True), (0, False), (None, False)])
+def test_prompts_the_drafter_was_trained_on_are_refused(saw, allowed):
+    trace = markov_trace(num_texts=4, length=10)
+    trace = Trace({**trace.identity, "drafter_saw": saw}, trace.texts)
+    if saw and not allowed:
+        with pytest.raises(TuneError, match="trained on 2 prompts of the trace's 4") as caught:
+            tune(trace, COST)
+        assert "--allow-overlap" in caught.value.hint
+        return
+    notes = tune(trace, COST, num_bootstrap=20, allow_overlap=allowed).notes
+    assert [("trained on" in note) for note in notes] == ([] if saw == 0 else [True])
+
+
+def test_a_plan_records_the_contexts_and_prices_by_range(monkeypatch):
+    monkeypatch.setattr(pricing, "MIN_ROUNDS", 30)
+    trace = markov_trace(num_texts=8, length=30)
+    plan = tune(trace, COST, num_bootstrap=20)
+    assert plan.context_range == trace.context_range
+    assert 2 <= len(plan.prices) <= 3
+    lows, highs = [item.context_low for item in plan.prices], [item.context_high for item in plan.prices]
+    assert lows[1:] == [high + 1 for high in highs[:-1]]
+    assert trace.context_range[0] <= lows[0] and highs[-1] <= trace.context_range[1]
+    assert min(item.price for item in plan.prices) <= plan.price <= max(item.price for item in plan.prices)
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
+# --- parts and pieces
+
+
+def test_price_ranges_worked_example(monkeypatch):
+    """Eight rounds, ranges of at least three rounds: two, cut at the median."""
+    monkeypatch.setattr(pricing, "MIN_ROUNDS", 3)
+    contexts, seconds = np.array([10, 10, 20, 20, 30, 30, 40, 40]), np.full(8, 0.5)
+    tokens = np.array([1, 1, 1, 1, 3, 3, 3, 3])
+    ranges = price_ranges(contexts, tokens, seconds)
+    assert ranges == [PriceRange(10, 24, 2.0), PriceRange(25, 40, 6.0)]
+    assert price_ranges(contexts * 0 + 7, tokens, seconds) == [PriceRange(7, 7, 4.0)]
+    assert price_ranges(contexts[:0], tokens[:0], seconds[:0]) == []
+    assert price_ranges(contexts[:5], tokens[:5], seconds[:5]) == [PriceRange(10, 30, 2.8)]  # too few for two
+    asked = np.array([1, 10, 24, 25, 400])
+    np.testing.assert_array_equal(prices_at(ranges, asked), [2, 2, 2, 6, 6])
+    assert [RangedPrice(ranges).at(context).price for context in asked.tolist()] == [2, 2, 2, 6, 6]
+
+
+def test_tokens_of_rounds_add_up():
+    orders = build_orders(markov_trace(num_texts=5, length=23), 32)
+    curves = build_curves(orders, COST)
+    played = [play(parse_policy(name), orders, curves) for name in ("exact", "chain", "fixed:9")]
+    for rounds in (*played, play_plain(orders, curves)):
+        text = np.searchsorted(orders.text_starts, rounds.visited, side="right") - 1
+        np.testing.assert_array_equal(np.bincount(text, round_tokens(rounds, orders)), orders.num_tokens)
+
+
+def test_tuned_taps_settings_reach_the_plan():
+    fit = Fit(Taps(24, utility_threshold=0.03, depth_weight=0.2))
+    assert (fit.policy.name, fit.settings) == ("taps:24", {"utility_threshold": 0.03, "depth_weight": 0.2})
+    assert Plan(fit.policy.name, policy_settings=fit.settings).make_policy() == fit.policy
+    assert Fit(parse_policy("smart:80")).settings == {} and Fit(parse_policy("plain")).settings == {}
+
+
+def test_fitting_taps_is_at_least_as_good_as_its_defaults_on_the_texts_it_was_fitted_on():
+    part = Part.of(markov_trace(num_texts=3, length=40), COST, 32)
+    fit = fit_candidate(Candidate("taps"), part)
+    default = play_policy(Taps(max_nodes=8), part.orders, part.curves)
+    assert fit.play(part).tokens_per_second >= default.tokens_per_second
+
+
+def test_thinning_keeps_every_nth_text():
+    part = Part.of(markov_trace(num_texts=9, length=10), COST, 8)
+    few = part.thinned(30)
+    assert [text.key for text in few.trace.texts] == ["text-0", "text-3", "text-6"]
+    direct = Part.of(few.trace, COST, 8)
+    np.testing.assert_array_equal(few.orders.phi, direct.orders.phi)
+    np.testing.assert_allclose(few.curves.table[few.curves.bucket], direct.curves.table[direct.curves.bucket])
+    assert part.thinned(1000) is part
+
+
+def test_scored_marginals_are_judged_as_drafted_but_for_the_time():
+    part = Part.of(markov_trace(num_texts=3, length=20), COST, 16)
+    scored = part.scored(MarginalScorer(), 0.002)
+    for kind in ("fixed:6", "chain"):
+        one, other = play(parse_policy(kind), part.orders, part.curves), play(parse_policy(kind), scored.orders, scored.curves)
+        np.testing.assert_array_equal(one.nodes, other.nodes)
+        np.testing.assert_allclose(other.seconds, one.seconds + 0.002)
