@@ -17,7 +17,7 @@ from decoder.drafters.base import Drafter
 from decoder.errors import UsageError
 from decoder.identity import target_identity
 from decoder.loop import Decoder
-from decoder.predict import Prediction, predict
+from decoder.predict import Prediction, can_predict, predict
 from decoder.prompts import Prompt, encode_prompt, prompts_sha256
 from decoder.speed import SpeedReference
 from decoder.target import Target
@@ -104,7 +104,7 @@ def run_bench(target: Target, drafter: Drafter | None, cost: CostModel, prompts:
     result = BenchResult(differences={name: [] for name in settings.names})
     lengths = [len(ids) for ids in encoded]
     context_tokens = sum(lengths) // len(lengths) + settings.max_new_tokens // 2
-    reference = SpeedReference.of(target, drafter, cost, context_tokens) if settings.predict else None
+    reference = SpeedReference.of(target, drafter, cost, context_tokens) if settings.predict and can_predict(drafter) else None
     for name in settings.names:
         decoders[name].generate(encoded[0], settings.warmup_tokens)
         progress(1, f"warm-up, {name}")
@@ -119,6 +119,7 @@ def run_bench(target: Target, drafter: Drafter | None, cost: CostModel, prompts:
     result.selector_stats = {name: _stats(selector) for name, selector in selectors.items()}
     if reference is not None:
         result.machine_speed = reference.record()
+    if settings.predict:
         texts = {name: [run.result.token_ids for run in result.of(name)] for name in settings.names}
         result.prediction = predict(target, drafter, cost, prompts, encoded, texts, plan=plan, top_k=settings.top_k,
                                     max_nodes=settings.max_nodes)

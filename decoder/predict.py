@@ -43,13 +43,18 @@ class Prediction:
     selection: list[dict[str, float]] = field(default_factory=list)
 
 
+def can_predict(drafter: Any) -> bool:
+    """Whether a drafter can draft at every place of a known text, which a trace needs."""
+    return drafter is not None and hasattr(drafter, "draft_hidden_at")
+
+
 def predict(target: Target, drafter: Any, cost: CostModel, prompts: Sequence[Prompt], encoded: Sequence[list[int]],
             texts: Mapping[str, Sequence[list[int]]], *, plan: Any = None, top_k: int, max_nodes: int) -> Prediction:
     """Replay every policy of `texts` on the texts it decoded; `plan` with the plan's scorer, calibration, price and size.
 
     In float32 all policies decode one text. In bfloat16 they part at near-ties, and a policy's rate is about its own text.
     """
-    if drafter is None or not hasattr(drafter, "draft_hidden_at"):
+    if not can_predict(drafter):
         return Prediction(note="this drafter cannot draft at every place of a known text, so there is no prediction")
     tracer = _Tracer(target, drafter, prompts, encoded, top_k)
     rates = {}

@@ -31,10 +31,10 @@ class DriftSettings:
     """How sure the alarm wants to be; counts are drafting rounds."""
 
     rounds_between_false_alarms: float = 100_000.0
-    largest_step: float = 4.0  # one round counts no more than this against the scorer, in nats
-    first_pause: int = 256
+    largest_step: float = 1.0  # nats one round may count against the scorer: one odd text is no drift
+    first_pause: int = 128
     longest_pause: int = 8192
-    check_rounds: int = 128  # scored but not used, at the end of a pause
+    check_rounds: int = 64  # scored but not used, at the end of a pause
     proof: float = 3.0  # nats by which the scorer must be better in a check to be used again
 
     def __post_init__(self) -> None:

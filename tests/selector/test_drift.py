@@ -34,7 +34,8 @@ def test_fires_under_drift_and_says_so() -> None:
     """Trained where the first outcome leads, run where the draft is right: 0.15 nats a round, so about 80 rounds to tell."""
     alarm = DriftAlarm()
     assert play(alarm, GOOD, GOOD, RAW, 2000, np.random.default_rng(0)) == [] and alarm.use_scorer
-    rng, events = np.random.default_rng(1), []
+    rng = np.random.default_rng(1)
+    events: list = []
     while not events and alarm.num_rounds < 3000:
         events += play(alarm, RAW, GOOD, RAW, 1, rng)
     assert [event.kind for event in events] == ["fell_back"] and alarm.num_rounds < 2600
@@ -73,9 +74,9 @@ def test_comes_back_when_the_prompts_do() -> None:
 def test_one_strange_round_is_no_drift_and_nan_is() -> None:
     alarm = DriftAlarm()
     assert alarm.observe(-1e9, -1.0) is None and alarm.use_scorer
-    while alarm.use_scorer and alarm.num_rounds < 10:
+    while alarm.use_scorer and alarm.num_rounds < 20:
         alarm.observe(math.nan, -1.0)
-    assert alarm.num_rounds == 3  # three steps of 4 nats are above log(100000)
+    assert alarm.num_rounds == 12  # the strange round and eleven more of 1 nat are above log(100000)
     with pytest.raises(ScorerError, match="counts must be at least 1"):
         DriftSettings(check_rounds=0)
 
