@@ -27,7 +27,7 @@ from costmodel.clitools import emit_json, note
 from profiles.files import write_atomic
 from profiles.paths import default_trace_path
 from selector import Trace
-from selector.loadstudy import BATCHES, LoadRow, LoadStudy, study_load
+from selector.load.study import BATCHES, LoadRow, LoadStudy, study_load
 
 PROFILES = ("a100-qwen3-8b", "h100-qwen3-8b")
 LINES = (("uniform", "C0", "o"), ("merged", "C3", "s"))

@@ -117,7 +117,7 @@ class AdaptiveSession:
         self.has_drafter = self.backend.draft() > 0
         first = self._first_shapes()
         self._fill(first, self.plan.min_samples, float("inf"))
-        while self._fill([*first, *self.points.shapes()], self.plan.samples, self.deadline):
+        while self._fill(self._with_stages([*first, *self.points.shapes()]), self.plan.samples, self.deadline):
             gaps = self._choose()
             wanted = [shape for _, shapes in gaps for shape in self._with_stages(shapes)]
             if not (self._fill(wanted, self.plan.samples, self.deadline) if wanted else self._sharpen()):
@@ -151,18 +151,16 @@ class AdaptiveSession:
         return sorted({min(self.plan.num_requests), max(self.plan.num_requests)})
 
     def _with_stages(self, shapes: Iterable[Shape]) -> list[Shape]:
-        """The shapes, and drafting, selecting and committing at places that have none yet."""
+        """The shapes, and drafting, selecting and committing at their places (what is measured already is not again)."""
         result = list(dict.fromkeys(shapes))
         for place in dict.fromkeys(shape[2:] for shape in result):
-            if any(shape.stage == "commit" and shape[2:] == place for shape in self.points.shapes()):
-                continue
             result += [Shape("commit", size, *place) for size in (1, 4, 8)]
             if self.has_drafter:
                 nodes = [size for size in (1, 8, 32, 64, 256, 512) if size <= max(self.plan.max_verify_tokens, 8)]
                 blocks = [0, *getattr(self.backend, "draft_block_sizes", ())]  # 0: the drafter's own
                 result += [Shape("draft", size, *place) for size in blocks]
                 result += [Shape("select", size, *place) for size in nodes]
-        return result
+        return list(dict.fromkeys(result))
 
     def _fill(self, shapes: Iterable[Shape], samples: int, deadline: float) -> bool:
         """Bring every shape to that many samples, two a visit in visits that go round; False where time ran out."""

@@ -123,7 +123,8 @@ class _Session:
         shapes = grid_shapes(self.plan, place, self.has_drafter)
         if self.has_drafter:
             shapes += [Shape("draft", size, *place) for size in getattr(self.backend, "draft_block_sizes", ())]
-        return [shape for shape in shapes if shape.stage != "verify" or (shape.size, shape.num_requests) not in self.refused]
+        kept = [shape for shape in shapes if shape.stage != "verify" or (shape.size, shape.num_requests) not in self.refused]
+        return kept if any(shape.stage == "verify" for shape in kept) else []  # a place without forwards has no price
 
     def _try(self, shape: Shape) -> None:
         """Time once for nothing; a size that the runtime cannot execute is left out from here on."""
@@ -169,8 +170,16 @@ class _Session:
         return True
 
     def _reference_shape(self) -> Shape:
-        """The smallest size at the first place, measured again at both ends of every round, to catch drift."""
-        return min(shape for shape in self._shapes(self.plan.places()[0]) if shape.stage == "verify")
+        """The smallest size at the first place that has one, measured again at both ends of every round, to catch drift.
+
+        Raises SizeNotExecutable where the runtime refused every size.
+        """
+        for place in self.plan.places():
+            sizes = [shape for shape in self._shapes(place) if shape.stage == "verify"]
+            if sizes:
+                return min(sizes)
+        raise SizeNotExecutable(f"the runtime can execute none of the sizes asked for: {list(self.plan.verify_tokens)}",
+                                hint="ask for others, or for none: then they are chosen among those it declares")
 
     def _reference(self, index: int) -> None:
         reference = self._reference_shape()

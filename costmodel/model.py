@@ -238,8 +238,11 @@ class CostModel:
         return float(seconds) if seconds.ndim == 0 else seconds
 
     def draft_seconds(self, context_tokens: float = 0, num_requests: int = 1) -> float:
-        """Seconds of one drafter pass; 0 where none was measured."""
-        return self._stage("draft", None, context_tokens, num_requests)
+        """Seconds of one drafter pass over the drafter's own block; 0 where none was measured.
+
+        Where the profile does not say how large that is, the middle of the block sizes measured.
+        """
+        return self._stage("draft", self.identity.block_size, context_tokens, num_requests)
 
     def select_seconds(self, num_nodes: Any = None, context_tokens: float = 0, num_requests: int = 1) -> Any:
         """Seconds from draft logits to a tree of `num_nodes` (scalar or array; None is the middle of those measured)."""

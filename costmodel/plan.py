@@ -56,13 +56,6 @@ class MeasurePlan:
             sizes += [("draft", 0)] + [("select", size) for size in self.select_nodes]
         return [Shape(stage, size, context_tokens, num_requests) for stage, size in sizes]
 
-    @property
-    def reference(self) -> Shape:
-        """The point that is measured again at both ends of every round, to catch drift."""
-        requests = self.num_requests[0]
-        size = min(size for size in self.verify_tokens if size >= requests)
-        return Shape("verify", size, self.context_tokens[0], requests)
-
     def key(self, identity: Identity) -> str:
         """A digest of the identity and the grid: samples of another one are never mixed in."""
         grid = {name: value for name, value in asdict(self).items() if name not in ("max_rounds", "min_rounds", "max_seconds")}

@@ -61,6 +61,7 @@ class TransformersBackend:
         self.features: torch.Tensor | None = None
         self.cache = self.target.new_cache()
         self.verify_token_ids: np.ndarray | None = None
+        self._drafted_in_a_row = False
         self._next: tuple[int, list[DraftTree]] | None = None
         self._selectors: dict[int, TreeSelector] = {}
 
@@ -89,7 +90,7 @@ class TransformersBackend:
     @property
     def notes(self) -> list[str]:
         """What a profile of this backend should say about how it ran."""
-        if self.drafter is None or self.num_requests == 1 or self.drafts.joint:
+        if self.drafter is None or not self._drafted_in_a_row:
             return []
         return [f"drafter {self.drafter.name} has no batched form: drafts of r requests are r calls in a row"]
 
@@ -119,11 +120,12 @@ class TransformersBackend:
                 self.captured.forget()
             self.cache = self.target.new_cache(context_tokens + 1024, num_requests)
         self.cache.copy_prefix(self.whole, context_tokens)
-        if self.cache.store.keys is None or num_requests > 1:
+        if self.cache.store.keys is None:
             trees = self.source.trees(1, num_requests)  # a forward allocates, so that a commit finds buffers
             verify_trees(self.target, self.cache, trees, self.chooser)
         if self.drafter is not None:
             self.drafts = BatchDrafts(self.drafter, num_requests)
+            self._drafted_in_a_row |= num_requests > 1 and not self.drafts.joint
             self._extend_drafter(context_tokens, once=True)
             self.logits = self._draft(0)
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from costmodel import load_profile
 from costmodel.report import plot_cost
+from decoder.drafters.registry import find_drafter
 from profiles.errors import TreebudgetError
-from profiles.files import write_atomic
+from profiles.files import file_sha256, write_atomic
 from profiles.paths import (
     DEFAULT_DRAFTER,
     DEFAULT_DTYPE,
@@ -25,6 +26,7 @@ from profiles.paths import (
 LIVE_EVERY = 3  # every third of the package's prompts is decoded live; the others tune, so nothing is judged on what tuned it
 POLICIES = "plain,chain,fixed:8,fixed:16,unimodal,exact,priced,plan"
 OUT = Path("out") / "demo"
+SCORER_FILE = "scorer.safetensors"  # beside the drafter's weights: two dozen prompts are too few to train one
 
 
 def run(*arguments: str) -> None:
@@ -45,6 +47,15 @@ def usable(path: Path, load: Any) -> bool:
         return False
 
 
+def current_trace(path: Path, drafter: Path) -> Any:
+    """The trace at `path`; raises TraceMismatch if it is of other weights than the drafter's."""
+    from selector import Trace
+
+    trace = Trace.load(path)
+    trace.check({"drafter_sha256": file_sha256(drafter / "model.safetensors")})
+    return trace
+
+
 def split_prompts(folder: Path) -> tuple[Path, Path]:
     """The package's prompts as two files: to tune on, and to decode live."""
     lines = (Path(__file__).parent / "assets" / "prompts.jsonl").read_text("utf-8").splitlines()
@@ -63,7 +74,7 @@ def draw(profile: Path, record: dict[str, Any], picture: Path) -> None:
 
 def main() -> None:
     """Profile, trace, tune, decode live with every policy; print one table and the path of one picture."""
-    from selector import Plan, Trace
+    from selector import Plan
 
     begun = time.monotonic()
     OUT.mkdir(parents=True, exist_ok=True)
@@ -74,11 +85,13 @@ def main() -> None:
     if not usable(profile, load_profile):
         run("costmodel", "profile", "--out", str(profile))
         plan.unlink(missing_ok=True)
-    if not usable(trace, Trace.load):
+    drafter = find_drafter(DEFAULT_DRAFTER)
+    if not usable(trace, lambda path: current_trace(path, drafter)):
         run("decoder", "trace", "--prompts", str(tuning), "--out", str(trace))
         plan.unlink(missing_ok=True)
     if not usable(plan, Plan.load):
-        run("selector", "tune", "--profile", str(profile), "--trace", str(trace), "--out", str(plan))
+        run("selector", "tune", "--profile", str(profile), "--trace", str(trace), "--out", str(plan), "--scorer",
+            str(drafter / SCORER_FILE))
     record_path, picture = OUT / "bench.json", OUT / "cost_curve.png"
     run("decoder", "bench", "--prompts", str(live), "--profile", str(profile), "--plan", str(plan), "--policies", POLICIES,
         "--out", str(record_path))

@@ -22,7 +22,8 @@ STOP = "stop"
 def join_ranks(tensor_parallel: int, device: str) -> str:
     """Join the processes that torchrun started; returns the device of this one.
 
-    Raises UsageError where there are not exactly `tensor_parallel` of them, with the command that starts them.
+    Raises UsageError where there are not exactly `tensor_parallel` of them, with the command that starts them, and for a
+    device that is not here.
     """
     found = int(os.environ.get("WORLD_SIZE", "1"))
     if found != tensor_parallel or (tensor_parallel > 1 and "RANK" not in os.environ):
@@ -37,6 +38,9 @@ def join_ranks(tensor_parallel: int, device: str) -> str:
                          "CUDA_VISIBLE_DEVICES= torchrun ...")
     import torch.distributed as dist
 
+    from decoder.target import check_device
+
+    check_device(device)
     if device.startswith("cuda"):
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         torch.cuda.set_device(device)

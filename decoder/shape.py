@@ -47,7 +47,8 @@ def model_shape(config: Any) -> dict[str, int]:
     }
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     if experts:  # a mixture of experts: what a forward reads depends on how many of them its tokens wake
-        shape |= {"experts": int(experts), "experts_per_token": int(config.num_experts_per_tok)}
+        wide = int(getattr(config, "moe_intermediate_size", None) or shape["intermediate"])
+        shape |= {"experts": int(experts), "experts_per_token": int(config.num_experts_per_tok), "expert_intermediate": wide}
     return shape
 
 

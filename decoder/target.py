@@ -62,12 +62,13 @@ class Target:
         forward costs does not depend on the weights, so any architecture can be profiled without its checkpoint.
         `tensor_parallel` shards it over that many processes (`decoder.parallel`), each of which calls this.
         Raises TargetMissingError where a registered target was not pulled yet, TargetError where the model cannot be
-        loaded or is of a form the tree attention does not support, UsageError for an unknown dtype.
+        loaded or is of a form the tree attention does not support, UsageError for an unknown dtype or a device that is not here.
         """
         from decoder.pull import resolve_target
 
         if dtype not in DTYPES:
             raise UsageError(f"unknown dtype {dtype!r}: allowed are {', '.join(DTYPES)}")
+        check_device(device)
         options: dict[str, Any] = {"linear": linear, "feature_layers": feature_layers}
         if tensor_parallel > 1:
             from decoder.parallel import check_linear
@@ -186,6 +187,15 @@ class Target:
         if not torch.allclose(whole.float(), split.float(), rtol=0.05, atol=0.05 * float(whole.float().abs().max())):
             raise TargetError(f"target {self.name}: its logits are not its output head applied to its last hidden states, "
                               "which tree decoding relies on")
+
+
+def check_device(device: str) -> None:
+    """UsageError for a device that torch does not know or that this machine does not have."""
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # which of them depends on how torch was built
+        raise UsageError(f"device {device!r} cannot be used here: {str(error).strip().splitlines()[0]}",
+                         hint="use --device cpu, or cuda (cuda:0 ...) on a machine with a GPU and a torch built for it") from error
 
 
 def find_stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:

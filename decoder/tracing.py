@@ -21,6 +21,7 @@ from decoder.target import Target
 from selector import Trace, TraceText, TraceWriter
 
 ROOTS_PER_PASS = 64
+DRAFTER_FIELDS = ("drafter", "drafter_sha256", "block_size")
 
 
 class TracePrompt(Protocol):
@@ -40,7 +41,7 @@ def trace_identity(target: Target, drafter: Any, prompts: Iterable[TracePrompt],
     return {
         "target": target.name,
         "dtype": str(target.dtype).removeprefix("torch."),
-        **{name: value for name, value in drafter.identity().items() if name in ("drafter", "block_size")},
+        **{name: value for name, value in drafter.identity().items() if name in DRAFTER_FIELDS and value is not None},
         "top_k": top_k,
         "max_new_tokens": max_new_tokens,
         "context_tokens": [min(lengths), max(lengths) + max_new_tokens],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -71,3 +72,8 @@ def check_schema(document: dict[str, Any], schema: str, version: int, where: str
     found = document.get("version")
     if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= version:
         raise FileFormatError(f"{where}: version is {found!r}, this release reads 1 to {version}", hint="update treebudget")
+
+
+def file_sha256(path: str | os.PathLike[str]) -> str:
+    """The sha256 of a file's bytes, in hex."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()

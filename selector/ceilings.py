@@ -74,12 +74,8 @@ def play_oracle(orders: Orders, curves: Curves, perfect_drafter: bool = False) -
     nodes = np.where(drafted, cheapest[rows, np.maximum(useful, 0)], 0)
     accepted = np.maximum(useful, 0)
     seconds = np.where(drafted, curves.table[rows, nodes], curves.plain[rows])
-    text = np.searchsorted(starts, visited, side="right") - 1
-    return Rounds(
-        ORACLE_DRAFTER if perfect_drafter else ORACLE, nodes, accepted, visited, seconds,
-        np.bincount(text, seconds, orders.num_texts).astype(np.float64), orders.num_tokens,
-        np.bincount(text, minlength=orders.num_texts), accepted, np.full(len(visited), np.nan),
-    )  # fmt: skip
+    unknown = np.full(len(visited), np.nan)
+    return Rounds.of(ORACLE_DRAFTER if perfect_drafter else ORACLE, orders, visited, nodes, accepted, seconds, accepted, unknown)
 
 
 def listed_depths(orders: Orders, perfect_drafter: bool = False) -> NDArray[np.int64]:

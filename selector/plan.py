@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import FileFormatError
-from profiles.files import read_json, write_atomic
+from profiles.files import file_sha256, read_json, write_atomic
 from selector.calibration import Calibration
 from selector.errors import PlanError
 from selector.policies import Policy
@@ -194,7 +193,3 @@ def _refuse(name: str, found: Any, expected: Any, what: str) -> None:
             field=name,
         )
 
-
-def file_sha256(path: Path) -> str:
-    """The sha256 of a file's bytes, in hex."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -6,6 +6,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass
 class RunningRatio:
@@ -77,6 +80,13 @@ class PriceRange:
     context_low: int
     context_high: int
     price: float
+
+
+def prices_at(ranges: Sequence[PriceRange], contexts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(A,) the price of the range of every context, as `RangedPrice` finds it: beyond all, the nearest below or the first."""
+    ordered = sorted(ranges, key=lambda item: item.context_low)
+    place = np.searchsorted([item.context_low for item in ordered], contexts, side="right") - 1
+    return np.array([item.price for item in ordered])[np.maximum(place, 0)]
 
 
 class RangedPrice:

@@ -74,9 +74,9 @@ def _best_size(phi, size, cost, rule, price, bonus):
     return chosen
 
 
-@njit(cache=True)  # price: (A,)
+@njit(cache=True)
 def _play(phi, sizes, ranks, chain_reached, chain_lengths, starts, cost, bucket, kind, number, rule, price, scale0, adapt):
-    """Nodes chosen (A,), -1 where no round started, and nodes accepted (A,)."""
+    """Nodes chosen (A,), -1 where no round started, and nodes accepted (A,); `price` is one per anchor."""
     anchors = phi.shape[0]
     chosen, accepted = np.full(anchors, -1, np.int32), np.zeros(anchors, np.int32)
     keep, fade = 0.5 ** (1.0 / _SCALE_HALF_LIFE), np.zeros(2)
@@ -108,9 +108,9 @@ class Rounds:
     """What one policy did over all texts.
 
     Attributes:
-        policy: its name. visited: (R,) anchors at which a round started. nodes, accepted: (R,) counts.
-        seconds: (R,) of every round. text_seconds: (T,). text_tokens: (T,). text_rounds: (T,).
-        mean_depth: mean depth of the deepest node. expected: mean sum of reach. price: what a second was charged.
+        policy: its name. nodes, accepted: (R,) counts. visited: (R,) anchors at which a round started, in their order.
+        seconds: (R,) of every round. text_seconds, text_tokens, text_rounds: (T,). depths: (R,) of the deepest node.
+        expected: (R,) sum of reach, NaN where it is not known. price: what a second was charged (mean over anchors).
     """
 
     policy: str
@@ -124,6 +124,17 @@ class Rounds:
     depths: NDArray[np.int64]
     expected: NDArray[np.float64]
     price: float | None = None
+
+    @classmethod
+    def of(
+        cls, policy: str, orders: Orders, visited: NDArray[np.int64], nodes: NDArray[np.int64], accepted: NDArray[np.int64],
+        seconds: NDArray[np.float64], depths: NDArray[np.int64], expected: NDArray[np.float64], price: float | None = None,
+    ) -> Rounds:  # fmt: skip
+        """Rounds over all texts of `orders`, with the sums by text."""
+        text, count = np.searchsorted(orders.text_starts, visited, side="right") - 1, orders.num_texts
+        per_text = np.bincount(text, seconds, count).astype(np.float64)
+        rounds = np.bincount(text, minlength=count)
+        return cls(policy, nodes, accepted, visited, seconds, per_text, orders.num_tokens, rounds, depths, expected, price)
 
     @cached_property
     def total_seconds(self) -> float:
@@ -140,23 +151,17 @@ def _finish(name: str, orders: Orders, curves: Curves, chosen: Any, accepted: An
     visited = np.flatnonzero(chosen >= 0)
     nodes, hits = chosen[visited].astype(np.int64), accepted[visited].astype(np.int64)
     seconds = curves.table[curves.bucket[visited], nodes]
-    text = np.searchsorted(orders.text_starts, visited, side="right") - 1
     depths = nodes if is_chain else orders.deepest[visited, nodes].astype(np.int64)
     expected = np.full(len(visited), np.nan) if is_chain else orders.phi[visited, nodes]
-    per_text = np.bincount(text, seconds, orders.num_texts).astype(np.float64)
-    rounds = np.bincount(text, minlength=orders.num_texts)
-    return Rounds(name, nodes, hits, visited, seconds, per_text, orders.num_tokens, rounds, depths, expected, price)
+    return Rounds.of(name, orders, visited, nodes, hits, seconds, depths, expected, price)
 
 
 def play_plain(orders: Orders, curves: Curves) -> Rounds:
     """Plain decoding: one step per token."""
     visited = np.flatnonzero(orders.visitable)
     seconds = curves.plain[curves.bucket[visited]]
-    text = np.searchsorted(orders.text_starts, visited, side="right") - 1
     zeros = np.zeros(len(visited), np.int64)
-    per_text = np.bincount(text, seconds, orders.num_texts).astype(np.float64)
-    rounds = np.bincount(text, minlength=orders.num_texts)
-    return Rounds("plain", zeros, zeros, visited, seconds, per_text, orders.num_tokens, rounds, zeros, zeros.astype(float))
+    return Rounds.of("plain", orders, visited, zeros, zeros, seconds, zeros, zeros.astype(float))
 
 
 def play(

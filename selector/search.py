@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
-from selector.chains import chain_path
 from selector.kernels import BUDGET, END_EXHAUSTED, END_MAX_NODES, best_first
 from selector.trellis import Trellis
 
@@ -79,10 +79,38 @@ def expand(
     return Expansion(depths, tokens, parents, reach, num_chosen, end, truncated)
 
 
+@njit(cache=True)
+def _chain_path(edges, token_ids, max_nodes):
+    """Tokens and reach of the most probable child of the most probable child and so on; ties to the lower token id."""
+    depth, num_rows, _ = edges.shape
+    length = min(depth, max_nodes)
+    tokens, reach = np.empty(length, np.int64), np.empty(length, np.float64)
+    row, log_reach, n = 0, 0.0, 0
+    while n < length:
+        best = -1
+        for column in range(edges.shape[2]):
+            edge = edges[n, row, column]
+            if not edge > -np.inf:
+                continue
+            if (
+                best < 0
+                or edge > edges[n, row, best]
+                or (edge == edges[n, row, best] and token_ids[n, column] < token_ids[n, best])
+            ):
+                best = column
+        if best < 0:
+            break
+        log_reach += edges[n, row, best]
+        tokens[n], reach[n] = token_ids[n, best], np.exp(log_reach)
+        row = best if num_rows > 1 else 0
+        n += 1
+    return tokens[:n], reach[:n]
+
+
 def expand_chain(trellis: Trellis, max_nodes: int) -> Expansion:
     """The most probable child of every node, one after the other, at most `max_nodes` deep (DFlash)."""
     edges = np.ascontiguousarray(trellis.edges_by_parent, np.float64)
-    tokens, reach = chain_path(edges, np.ascontiguousarray(trellis.token_ids, np.int64), max(int(max_nodes), 0))
+    tokens, reach = _chain_path(edges, np.ascontiguousarray(trellis.token_ids, np.int64), max(int(max_nodes), 0))
     n = len(tokens)
     end = END_MAX_NODES if n < trellis.depth and n == max_nodes else END_EXHAUSTED
     steps = np.arange(n + 1, dtype=np.int32)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from selector.calibration import Calibration
 from selector.errors import PolicyError
 from selector.orders import Orders
 from selector.playing import play_any
@@ -63,11 +62,9 @@ class Smart:
         return DraftTree.from_expansion(order._replace(num_chosen=n), status, inputs.root_token, inputs.seconds(n))
 
 
-def tune_smart(
-    orders: Orders, curves: Curves, calibration: Calibration | None = None, percents: Iterable[int] = GRID_PERCENTS
-) -> tuple[Smart, Rounds]:
+def tune_smart(orders: Orders, curves: Curves, percents: Iterable[int] = GRID_PERCENTS) -> tuple[Smart, Rounds]:
     """The discount with the most tokens per second on a trace, and how it played."""
-    played = [(Smart(int(percent)), play_any(Smart(int(percent)), orders, curves, calibration)) for percent in percents]
+    played = [(Smart(int(percent)), play_any(Smart(int(percent)), orders, curves)) for percent in percents]
     if not played:
         raise PolicyError("tuning smart needs at least one discount")
     return max(played, key=lambda pair: pair[1].tokens_per_second)

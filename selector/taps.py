@@ -9,7 +9,6 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.calibration import Calibration
 from selector.errors import PolicyError
 from selector.orders import Orders
 from selector.playing import play_any
@@ -103,7 +102,6 @@ def subset(pool: Expansion, nodes: NDArray[np.intp]) -> Expansion:
 def tune_taps(
     orders: Orders,
     curves: Curves,
-    calibration: Calibration | None = None,
     max_nodes: Iterable[int] = GRID_NODES,
     thresholds: Iterable[float] = GRID_THRESHOLDS,
     depth_weights: Iterable[float] = GRID_DEPTH_WEIGHTS,
@@ -117,7 +115,7 @@ def tune_taps(
     best: tuple[Taps, Rounds] | None = None
     for nodes, threshold, weight in product(max_nodes, thresholds, depth_weights):
         policy = replace(base, max_nodes=int(nodes), utility_threshold=float(threshold), depth_weight=float(weight))
-        played = play_any(policy, orders, curves, calibration)
+        played = play_any(policy, orders, curves)
         if best is None or played.tokens_per_second > best[1].tokens_per_second:
             best = policy, played
     if best is None:

@@ -91,18 +91,26 @@ def whatif(
     ]
     settings = Settings(contexts, batches, largest)
     rows = what_if(pricers, accepted, settings, memories, prices_of(prices, names))
-    document = _document(pricers, accepted, settings, rows)
+    document = _document(pricers, memories, accepted, settings, rows)
     _answer_backwards(document, pricers, memories, accepted, settings, slo, even, load, output_tokens, prefill_ms)
     if page_path is not None:
-        from costmodel.planning.page import page
-
-        tokens = expected_tokens(accepted, largest)
-        write_atomic(page_path, page(document, pricers, tokens, accepted.relative_errors(tokens.size - 1), settings))
+        _write_page(page_path, document, pricers, accepted, settings)
         note(f"page: {page_path}", quiet)
     _print(document, as_json, as_csv, quiet)
 
 
-def _document(pricers: Sequence[Pricer], acceptance: Acceptance, settings: Settings, rows: list[dict]) -> dict[str, Any]:
+def _write_page(
+    path: Path, document: dict[str, Any], pricers: Sequence[Pricer], acceptance: Acceptance, settings: Settings
+) -> None:
+    from costmodel.planning.page import page
+
+    tokens = expected_tokens(acceptance, settings.max_nodes)
+    write_atomic(path, page(document, pricers, tokens, acceptance.relative_errors(tokens.size - 1), settings))
+
+
+def _document(
+    pricers: Sequence[Pricer], memories: Sequence[Memory], acceptance: Acceptance, settings: Settings, rows: list[dict]
+) -> dict[str, Any]:
     return {
         "schema": "treebudget.whatif",
         "version": 1,
@@ -111,7 +119,7 @@ def _document(pricers: Sequence[Pricer], acceptance: Acceptance, settings: Setti
             "siblings": acceptance.siblings, "num_rounds": acceptance.num_rounds, "notes": acceptance.notes,
         },
         "max_budget": settings.max_nodes,
-        "assumptions": _assumptions(pricers, acceptance),
+        "assumptions": [*_assumptions(pricers, acceptance), *_not_known_to_fit(pricers, memories)],
         "profiles": [
             {"name": pricer.name, "provenance": pricer.cost.provenance, "source": pricer.cost.profile.source,
              "not_charged": pricer.not_charged, "notes": pricer.cost.profile.notes}
@@ -135,6 +143,15 @@ def _assumptions(pricers: Sequence[Pricer], acceptance: Acceptance) -> list[str]
         if pricer.not_charged:
             found.append(f"{pricer.name}: {', '.join(pricer.not_charged)} not in the profile, charged 0")
     return found
+
+
+def _not_known_to_fit(pricers: Sequence[Pricer], memories: Sequence[Memory]) -> list[str]:
+    """Why the table says `?` of what fits, for every profile of which it does."""
+    return [
+        f"{pricer.name}: what fits is not known ({memory.unknown}); --memory-gb says how much there is"
+        for pricer, memory in zip(pricers, memories, strict=True)
+        if memory.unknown is not None
+    ]
 
 
 def _answer_backwards(

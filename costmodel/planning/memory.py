@@ -96,7 +96,7 @@ def _shape(identity: Identity) -> tuple[ModelShape | None, bool]:
             head_dim=int(known.get("head_dim", hidden // heads)), intermediate=int(known["intermediate"]),
             vocab=int(known["vocab"]), dense_layers=0 if experts else layers, experts=experts,
             experts_per_token=int(known.get("experts_per_token", 0)),
-            expert_intermediate=int(known.get("expert_intermediate", 0)),
+            expert_intermediate=int(known["expert_intermediate"]) if experts else 0,
         ), False  # fmt: skip
     except (KeyError, TypeError, ValueError):
         return None, False

@@ -166,7 +166,8 @@ class Pricer:
         cells = [cell for cell in self.cost.profile.stages if cell.stage == "draft" and cell.seconds > 0]
         if self._draft_seconds is not None or not cells:
             return 1.0, 1.0
-        near = min(cells, key=lambda cell: (abs(cell.num_requests - num_requests), abs(cell.context_tokens - context_tokens)))
+        near = min(cells, key=lambda cell: (abs(cell.num_requests - num_requests), abs(cell.context_tokens - context_tokens),
+                                            abs(cell.size - self.block_size)))  # fmt: skip
         prior = np.exp(PRIORS[self.cost.provenance])
         low = near.seconds if near.low_seconds is None else near.low_seconds
         high = near.seconds if near.high_seconds is None else near.high_seconds

@@ -101,6 +101,7 @@ def load_plan(models: ModelChoice, target: Target, drafter: Any, plan: Path | No
     path = plan if plan is not None else default_plan_path(models.target, models.drafter, models.dtype)
     if plan is None and not path.exists():
         return None
-    loaded = Plan.load(path, expect=target_identity(target, drafter).to_dict())
+    weights = {} if drafter is None else {"drafter_sha256": drafter.identity().get("drafter_sha256")}
+    loaded = Plan.load(path, expect=target_identity(target, drafter).to_dict() | weights)
     note(f"plan: {loaded.policy} ({path})", quiet)
     return loaded

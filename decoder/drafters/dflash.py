@@ -14,7 +14,7 @@ from decoder.drafters.dflash_config import DFlashConfig
 from decoder.drafters.dflash_model import DFlashModel, KeysValues
 from decoder.errors import DrafterError
 from decoder.linear import apply_linear_form
-from profiles.files import write_atomic
+from profiles.files import file_sha256, write_atomic
 
 
 class ContextCache:
@@ -57,6 +57,7 @@ class DFlashDrafter:
         self.block_size = model.config.block_size
         self.feature_layers = model.config.target_layer_ids
         self.embedding, self.head = target_embedding, head
+        self.weights_sha256: str | None = None
         self._mask_row = target_embedding[model.config.mask_token_id]
         self.start()
 
@@ -73,7 +74,9 @@ class DFlashDrafter:
         if model.fc.out_features != target_embedding.shape[1]:
             raise DrafterError(f"drafter {folder.name}: hidden size {model.fc.out_features} does not fit "
                                f"the target's {target_embedding.shape[1]}")
-        return cls(model, target_embedding, head, name=name or folder.name)
+        drafter = cls(model, target_embedding, head, name=name or folder.name)
+        drafter.weights_sha256 = file_sha256(folder / "model.safetensors")
+        return drafter
 
     def start(self) -> None:
         """Forget the last request."""
@@ -125,9 +128,15 @@ class DFlashDrafter:
         return hidden[0, :, 1:]
 
     def identity(self) -> dict[str, Any]:
-        """Name and shape of this drafter, for traces and profiles."""
-        return {"drafter": self.name, "block_size": self.block_size, "feature_layers": list(self.feature_layers),
-                "num_layers": len(self.model.layers), "parameters": sum(p.numel() for p in self.model.parameters())}
+        """Name, shape and weights of this drafter, for traces and profiles; `drafter_sha256` is None for weights of no file."""
+        return {
+            "drafter": self.name,
+            "drafter_sha256": self.weights_sha256,
+            "block_size": self.block_size,
+            "feature_layers": list(self.feature_layers),
+            "num_layers": len(self.model.layers),
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+        }
 
 
 def within_reach(distance: torch.Tensor, causal: bool, window: int | None) -> torch.Tensor:

@@ -10,14 +10,14 @@ import numpy as np
 from selector.edges import CALIBRATED, DRAFTED, SCORED
 from selector.playing import play_policy
 from selector.policies import Policy
-from selector.price import PriceRange
+from selector.price import PriceRange, prices_at
 from selector.registry import parse_policy
 from selector.replay import best_chain, best_fixed
 from selector.rounds import Rounds, measured_scale, play
 from selector.smart import tune_smart
 from selector.taps import GRID_THRESHOLDS, Taps, tune_taps
 from selector.tuning.parts import Part
-from selector.tuning.pricing import price_ranges, prices_at, round_tokens
+from selector.tuning.pricing import price_ranges, round_tokens
 
 BY_REACH = ("fixed", "unimodal", "exact", "priced")
 ASKED = ("taps", "smart")  # played round by round, which is slow: their settings are found on fewer texts
@@ -64,7 +64,7 @@ class Fit:
         if self.prices:
             by_context = prices_at(self.prices, part.orders.context_tokens)
             return play(self.policy, part.orders, part.curves, by_context, self.reach_scale)
-        return play_policy(self.policy, part.orders, part.curves, None, self.price, self.reach_scale)
+        return play_policy(self.policy, part.orders, part.curves, self.price, self.reach_scale)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -104,8 +104,8 @@ def _fit_taps(part: Part) -> Taps:
     orders, curves = part.orders, part.curves
     largest = max(orders.max_nodes, 1)
     sizes = sorted({min(size, largest) for size in TAPS_NODES})
-    policy, _ = tune_taps(orders, curves, None, sizes, [0.0], [Taps.depth_weight])
+    policy, _ = tune_taps(orders, curves, sizes, [0.0], [Taps.depth_weight])
     more = sorted({min(times * policy.max_nodes, largest) for times in (1, 2, 4)})
-    policy, _ = tune_taps(orders, curves, None, more, GRID_THRESHOLDS, [Taps.depth_weight])
+    policy, _ = tune_taps(orders, curves, more, GRID_THRESHOLDS, [Taps.depth_weight])
     weights = (0.0, Taps.depth_weight, 0.05, 0.2)
-    return tune_taps(orders, curves, None, [policy.max_nodes], [policy.utility_threshold], weights, policy)[0]
+    return tune_taps(orders, curves, [policy.max_nodes], [policy.utility_threshold], weights, policy)[0]

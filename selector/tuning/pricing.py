@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +9,7 @@ from selector.orders import Orders
 from selector.price import PriceRange
 from selector.rounds import Rounds
 
-NUM_RANGES, MIN_ROUNDS = 3, 200  # terciles of the contexts of rounds, fewer where a range would hold fewer rounds
+NUM_RANGES, MIN_ROUNDS = 3, 200  # terciles of the contexts of rounds, joined where one would hold fewer rounds
 
 
 def round_tokens(rounds: Rounds, orders: Orders) -> NDArray[np.int64]:
@@ -28,21 +26,25 @@ def price_ranges(contexts: NDArray[np.int64], tokens: NDArray[np.int64], seconds
     """
     if len(contexts) == 0:
         return []
-    count = max(1, min(NUM_RANGES, len(contexts) // MIN_ROUNDS))
-    shares = np.arange(1, count) / count
-    cuts = np.unique(np.ceil(np.quantile(contexts, shares)).astype(np.int64)) if len(shares) else np.zeros(0, np.int64)
-    cuts = cuts[cuts > contexts.min()]
-    place = np.searchsorted(cuts, contexts, side="right")
-    lows = [int(contexts.min()), *cuts.tolist()]
-    highs = [*(cuts - 1).tolist(), int(contexts.max())]
+    lows = [int(contexts.min()), *_cuts(contexts)]
+    highs = [*(low - 1 for low in lows[1:]), int(contexts.max())]
     made = []
-    for i, (low, high) in enumerate(zip(lows, highs, strict=True)):
-        spent = float(seconds[place == i].sum())
-        made.append(PriceRange(low, high, float(tokens[place == i].sum()) / spent))
+    for low, high in zip(lows, highs, strict=True):
+        inside = (contexts >= low) & (contexts <= high)
+        made.append(PriceRange(low, high, float(tokens[inside].sum()) / float(seconds[inside].sum())))
     return made
 
 
-def prices_at(ranges: Sequence[PriceRange], contexts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(A,) the price of the range of every context; outside all of them the nearest below, or the first."""
-    lows = np.array([item.context_low for item in ranges])
-    return np.array([item.price for item in ranges])[np.maximum(np.searchsorted(lows, contexts, side="right") - 1, 0)]
+def _cuts(contexts: NDArray[np.int64]) -> list[int]:
+    """First contexts of all ranges but the first: quantiles of the contexts, less those that leave a range too few rounds.
+
+    Contexts repeat, so a quantile may leave any number of rounds below it.
+    """
+    count = max(1, min(NUM_RANGES, len(contexts) // MIN_ROUNDS))
+    ordered, cuts, begin = np.sort(contexts), [], 0
+    for cut in np.unique(np.ceil(np.quantile(contexts, np.arange(1, count) / count))).astype(np.int64).tolist():
+        end = int(np.searchsorted(ordered, cut))
+        if end - begin >= MIN_ROUNDS and len(ordered) - end >= MIN_ROUNDS:
+            cuts.append(cut)
+            begin = end
+    return cuts

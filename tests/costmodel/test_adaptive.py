@@ -161,3 +161,27 @@ def test_drafts_are_timed_at_every_context_and_block_size():
     drafts = {(cell.size, cell.context_tokens) for cell in profile.stages if cell.stage == "draft"}
     contexts = {cell.context_tokens for cell in profile.verify}
     assert len(contexts) >= 3 and drafts == {(size, context) for size in (4, 8, 16) for context in contexts}
+
+
+@pytest.mark.parametrize("calls", range(20, 100, 8))
+def test_stages_that_an_interruption_cut_off_are_measured_after_it(tmp_path, calls):
+    """Wherever the first visits are cut, the next run measures what is missing of drafting, selecting and committing."""
+
+    class Stopped(Exception):
+        pass
+
+    def stop(call: int) -> float:
+        if call == calls:
+            raise Stopped
+        return 1.0
+
+    plan = AdaptivePlan(max_verify_tokens=8, max_context_tokens=64, max_seconds=1e9, samples=2)
+    path = tmp_path / "partial.jsonl"
+    with pytest.raises(Stopped):
+        profile_backend(FakeBackend(clock := VirtualClock(), linear, disturb=stop), plan, partial_path=path, clock=clock)
+    backend = FakeBackend(VirtualClock(), linear)
+    profile = profile_backend(backend, plan, partial_path=path, clock=backend.clock)
+    whole, _ = run(linear, plan)
+    assert [(cell.stage, cell.size, cell.context_tokens) for cell in profile.stages] == [
+        (cell.stage, cell.size, cell.context_tokens) for cell in whole.stages
+    ]

@@ -109,3 +109,14 @@ def test_suspect_cells_and_gap_are_in_the_diagnostics():
     assert found.suspect_cells == (cells[2],)
     assert found.largest_gap is not None and found.mean_relative_gap < 0.01
     assert found.to_dict()["status"] == "ok"
+
+
+@pytest.mark.parametrize(("block_size", "expected"), [(None, 0.02), (4, 0.01), (8, 0.02), (32, 0.08), (64, 0.08)])
+def test_a_draft_is_one_of_the_drafters_own_block(block_size, expected):
+    """Other block sizes are measured beside it; where the profile does not say which is its own, the middle one counts."""
+    sizes = {4: 0.01, 8: 0.02, 32: 0.08}
+    profile = Profile.from_points([1, 8], [0.1, 0.2], identity=Identity(block_size=block_size))
+    profile = replace(profile, stages=tuple(StageCell("draft", size, 0, 1, seconds) for size, seconds in sizes.items()))
+    cost = CostModel(profile)
+    assert cost.draft_seconds() == pytest.approx(expected)
+    assert cost.round_seconds(8)[0] == pytest.approx(0.1 + expected)

@@ -17,7 +17,7 @@ from decoder.batched import Continuation
 from decoder.cli import main
 from decoder.commands.options import ModelChoice
 from decoder.commands.taking import SHARE
-from decoder.drafters.dflash import DFlashDrafter
+from decoder.drafters.dflash import DFlashDrafter, save_dflash_model
 from decoder.drafters.dflash_model import DFlashModel
 from decoder.prompts import encode_prompt
 from decoder.seen import PromptsSeen, prompt_sha256, prompts_seen_by
@@ -192,3 +192,23 @@ def test_trace_command_takes_a_share_and_warns_of_prompts_seen(tmp_path: Path, m
     assert clean.exit_code == 0 and "trained on" not in clean.stderr
     assert CliRunner().invoke(main, [*arguments, "--take", "30:29"]).exit_code == 2
     assert CliRunner().invoke(main, [*arguments, "--take", "3:3"]).exit_code == 2
+
+
+def test_a_trace_names_the_weights_that_drafted(tmp_path: Path) -> None:
+    """Two drafters of one name are told apart by their weights; one that was made in memory has none to name."""
+    target = tiny_target(layers=8, scale=0.2)
+    shas = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        model = DFlashModel(random_drafter(target).config)
+        for parameter in model.parameters():
+            parameter.data.normal_(std=0.3, generator=torch.Generator().manual_seed(seed))
+        save_dflash_model(model, model.config, tmp_path / "drafter")
+        drafter = DFlashDrafter.load(tmp_path / "drafter", target.embed, target.head)
+        trace = record_trace(target, drafter, PROMPTS[:2], tmp_path / "t.safetensors", max_new_tokens=4, top_k=4)
+        shas.append(trace.identity["drafter_sha256"])
+    assert shas[0] == shas[1] != shas[2] and len(shas[0]) == 64
+    with pytest.raises(TraceMismatch, match="drafter_sha256"):
+        Trace.load(tmp_path / "t.safetensors").check({"drafter_sha256": shas[0]})
+    unnamed = record_trace(target, random_drafter(target), PROMPTS[:2], tmp_path / "u.safetensors", max_new_tokens=4, top_k=4)
+    assert "drafter_sha256" not in unnamed.identity

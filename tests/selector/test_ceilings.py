@@ -117,7 +117,7 @@ def test_no_policy_beats_the_oracle_and_the_oracle_no_perfect_drafter(seed, kind
     oracle, drafter = play_oracle(orders, curves), play_oracle(orders, curves, True)
     assert oracle.tokens_per_second <= drafter.tokens_per_second * (1 + 1e-12)
     for name in POLICIES:
-        rounds = play_policy(parse_policy(name), orders, curves, calibration)
+        rounds = play_policy(parse_policy(name), orders, curves)
         assert rounds.tokens_per_second <= oracle.tokens_per_second * (1 + 1e-12), name
 
 

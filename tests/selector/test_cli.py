@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from selector.commands.tune import load_embedding
 from selector.plan import Plan
 from selector.trace import Trace
 from tests.selector.helpers import markov_trace
+from tests.selector.test_scorer import make_scorer
 
 POINTS, SECONDS = [1, 2, 4, 8, 9, 16, 24, 33], [0.042, 0.044, 0.046, 0.049, 0.055, 0.060, 0.068, 0.08]
 
@@ -139,3 +141,17 @@ def test_an_embedding_is_read_whole_or_by_the_name_of_its_tensor(machine):
     np.testing.assert_array_equal(load_embedding(str(machine / "e.safetensors"), "toy"), table)
     np.testing.assert_array_equal(load_embedding(f"{machine / 'e.safetensors'}:other", "toy"), table + 1)
     assert load_embedding(None, "toy") is None
+
+
+def test_tune_takes_a_trained_scorer_from_a_file(machine):
+    trace = Trace.load(default_trace_path())
+    identity = {name: trace.identity.get(name) for name in ("target", "drafter", "block_size")}
+    path = str(replace(make_scorer(np.random.default_rng(1)), identity=identity).save(machine / "scorer.safetensors"))
+    result = run("tune", "--scorer", path, "--json", "-q")
+    assert result.exit_code == 0, result.output
+    assert any("scored" in row["name"] for row in json.loads(result.stdout)["rows"])
+    assert not any("scored" in row["name"] for row in json.loads(run("tune", "--scorer", "none", "--json", "-q").stdout)["rows"])
+    other = replace(make_scorer(), identity={**identity, "block_size": 99}).save(machine / "other.safetensors")
+    result = run("tune", "--scorer", str(other), "-q")
+    assert result.exit_code == 1 and "block_size" in result.stderr
+    assert run("tune", "--scorer", "missing.safetensors", "-q").exit_code == 1

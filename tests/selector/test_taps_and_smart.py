@@ -173,7 +173,7 @@ def test_playing_any_policy_equals_playing_a_known_one(machine, name):
 
 def test_tuning_finds_the_best_of_its_grid(machine):
     orders, curves = machine
-    policy, played = tune_taps(orders, curves, None, [4, 16], [0.0, 0.05], [0.0])
+    policy, played = tune_taps(orders, curves, [4, 16], [0.0, 0.05], [0.0])
     rates = [
         play_any(Taps(n, utility_threshold=threshold, depth_weight=0.0), orders, curves).tokens_per_second
         for n in (4, 16)
@@ -181,9 +181,9 @@ def test_tuning_finds_the_best_of_its_grid(machine):
     ]
     assert played.tokens_per_second == max(rates)
     assert play_any(policy, orders, curves).tokens_per_second == max(rates)
-    smart, smart_played = tune_smart(orders, curves, None, [50, 100])
+    smart, smart_played = tune_smart(orders, curves, [50, 100])
     assert smart_played.tokens_per_second == max(play_any(Smart(p), orders, curves).tokens_per_second for p in (50, 100))
     assert smart.percent in (50, 100)
-    for tuner in (lambda: tune_taps(orders, curves, None, []), lambda: tune_smart(orders, curves, None, [])):
+    for tuner in (lambda: tune_taps(orders, curves, []), lambda: tune_smart(orders, curves, [])):
         with pytest.raises(PolicyError):
             tuner()

@@ -13,7 +13,7 @@ from selector import Plan, TreeSelector
 from selector.errors import TuneError
 from selector.orders import build_orders
 from selector.playing import play_policy
-from selector.price import PriceRange, RangedPrice
+from selector.price import PriceRange, RangedPrice, prices_at
 from selector.registry import parse_policy
 from selector.rounds import build_curves, play, play_plain
 from selector.taps import Taps
@@ -23,7 +23,7 @@ from selector.tuning import candidates as candidates_module
 from selector.tuning import pricing
 from selector.tuning.candidates import Candidate, Fit, fit_candidate
 from selector.tuning.parts import Part
-from selector.tuning.pricing import price_ranges, prices_at, round_tokens
+from selector.tuning.pricing import price_ranges, round_tokens
 from selector.tuning.training import Trained
 from tests.selector.fake_scorers import FakeScorer, MarginalScorer, TransitionScorer, markov_transition
 from tests.selector.helpers import markov_trace

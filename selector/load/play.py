@@ -14,7 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from selector.errors import TraceError
-from selector.loadcurves import LoadCurves
+from selector.load.curves import LoadCurves
 from selector.orders import Orders
 from selector.replay import BUDGET_GRID
 from selector.rounds import CONTEXT_BUCKET_TOKENS
