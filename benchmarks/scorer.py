@@ -31,7 +31,17 @@ from selector import Trace
 from selector.calibration import Calibration
 from selector.commands.tune import load_embedding
 from selector.drift import DriftSettings
-from selector.driftstudy import ALL, KINDS, NUM_ORDERS, SHUFFLED, DriftCell, by_kind, shuffled, study_drift
+from selector.driftstudy import (
+    ALL,
+    KINDS,
+    NUM_ORDERS,
+    SHUFFLED,
+    DriftCell,
+    by_kind,
+    held_out_exponent,
+    shuffled,
+    study_drift,
+)  # fmt: skip
 from selector.edges import DRAFTED, SCORED
 from selector.errors import TraceError
 from selector.reliability import Reliability, draw_reliability
@@ -102,13 +112,14 @@ def run(
     fit_on = dict(make_parts(train, cost, max_nodes, calibration, best, scoring))
     fit_on[SCORED] = fit_on[SCORED].select(aside)  # what it did not learn from
     run_on = make_parts(judged, cost, max_nodes, calibration, best, scoring)
-    note(f"scoring takes {1e3 * scoring:.3f} ms a round; reliability, budgets, throughput ({time.monotonic() - began:.0f} s)", quiet)
+    note(f"scoring takes {1e3 * scoring:.3f} ms a round ({time.monotonic() - began:.0f} s); replaying", quiet)
     reliability = judge_on(judged, calibration, best)
     budgets = study_budgets(run_on, num_bootstrap=num_bootstrap, seed=seed)
     throughput, plain = study_throughput(fit_on, run_on, num_bootstrap, seed)
     kinds = train_kinds(train, drafted, embedding, seconds / 2, quiet)
     note(f"drift: {len(kinds) + 2} scorers, {num_orders} orders of the texts ({time.monotonic() - began:.0f} s)", quiet)
     every = {ALL: (best, calibration), **kinds, SHUFFLED: (shuffled(best, seed), calibration)}
+    exponent = None if scorer is not None else held_out_exponent(drafted.select(aside), best, scoring)
     cells = study_drift(run_on[DRAFTED], every, KINDS, scoring, num_orders, num_bootstrap, seed)
     record = {
         "schema": "treebudget.benchmark.scorer", "version": 1, "kind": "replay",
@@ -118,7 +129,8 @@ def run(
         "reliability": reliability.to_dict(), "budgets": [asdict(row) for row in budgets],
         "throughput": [asdict(row) for row in (*plain, *throughput)],
         "drift": {
-            "settings": asdict(DriftSettings()), "num_orders": num_orders, "kinds": {k: list(v) for k, v in KINDS.items()},
+            "settings": asdict(DriftSettings()), "held_out_exponent": exponent, "num_orders": num_orders,
+            "kinds": {kind: list(labels) for kind, labels in KINDS.items()},
             "cells": [asdict(cell) for cell in cells],
         },
         "wall_seconds": time.monotonic() - began,
@@ -148,11 +160,11 @@ def show(reliability: Reliability, budgets: Sequence[BudgetRow], rates: Sequence
     lines = [[str(b.num_nodes), b.edges, f"{b.tokens_per_round:.3f}", f"{b.gain:+.1%}", span(b.gain_interval)] for b in budgets]
     table("Tokens per round at equal nodes; gain over drafted", ["nodes", "edges", "tokens/round", "gain", "95 %"], lines)
     lines = [
-        [r.policy, r.edges, f"{r.tokens_per_second:.1f}", f"{r.interval[0]:.1f} to {r.interval[1]:.1f}", f"{r.tokens_per_round:.2f}",
-         f"{r.mean_nodes:.1f}", f"{r.gain:+.1%} ({span(r.gain_interval)})",
+        [r.policy, r.edges, f"{r.tokens_per_second:.1f}", f"{r.interval[0]:.1f} to {r.interval[1]:.1f}",
+         f"{r.tokens_per_round:.2f}", f"{r.mean_nodes:.1f}", f"{r.gain:+.1%} ({span(r.gain_interval)})",
          f"{r.gain_over_drafted:+.1%} ({span(r.gain_over_drafted_interval)})"] for r in rates
     ]  # fmt: skip
-    head = ["policy", "edges", "tokens/s", "95 %", "tokens/round", "nodes", "over best fixed as drafted", "over itself as drafted"]
+    head = ["policy", "edges", "tokens/s", "95 %", "tokens/round", "nodes", "over best fixed as drafted", "over as drafted"]
     table("Replayed throughput, scoring charged", head, lines)
     lines = [
         [c.trained_on, c.run_on, str(c.num_rounds), f"{c.nats_per_round:+.3f}", f"{c.nats_over_calibrated:+.3f}",
@@ -161,8 +173,8 @@ def show(reliability: Reliability, budgets: Sequence[BudgetRow], rates: Sequence
          f"{c.scorer_over_drafted:+.1%} ({span(c.scorer_over_drafted_interval)})",
          f"{c.alarm_over_scorer:+.1%} ({span(c.alarm_over_scorer_interval)})"] for c in cells
     ]  # fmt: skip
-    head = ["trained on", "run on", "rounds", "nats/round", "over calibrated", "alarmed", "until", "scored", "scorer tok/s", "alarm",
-            "drafted", "calibrated", "scorer over drafted", "alarm over scorer"]  # fmt: skip
+    head = ["trained on", "run on", "rounds", "nats/round", "over calibrated", "alarmed", "until", "scored", "scorer tok/s",
+            "alarm", "drafted", "calibrated", "scorer over drafted", "alarm over scorer"]  # fmt: skip
     table("Drift: `exact`, scorer always, with the alarm, and without a scorer", head, lines)
 
 

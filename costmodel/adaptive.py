@@ -102,6 +102,10 @@ class AdaptiveSession:
         return sorted({shape.size for shape in self.points.shapes("verify")})
 
     @property
+    def _wanted(self) -> str:
+        return f"{100 * self.plan.error:.3g}%"
+
+    @property
     def stepped(self) -> bool:
         """Whether nothing may be interpolated between measured sizes, because the engine does not say which it runs."""
         pads = self.backend.identity.mode in ("captured", "padded")
@@ -220,7 +224,7 @@ class AdaptiveSession:
         self.log.append(Sample(self.round, role, shape, executed, seconds))
         self.points.add(self.log.samples[-1])
         now = self.clock()
-        known = "" if self.widest == float("inf") else f", widest gap {self.widest:.1%} of {self.plan.error:.0%} wanted"
+        known = "" if self.widest == float("inf") else f", widest gap {self.widest:.1%} of {self._wanted} wanted"
         left = max(self.deadline - now, 0.0)
         self.progress(now - self.reported, f"{len(self.points.shapes())} points{known}, at most {left:.0f} s left")
         self.reported = now
@@ -250,7 +254,7 @@ class AdaptiveSession:
         self.notes.append(
             f"noise: medians are known within {np.median(noise):.1%} (median standard error), the worst within {noise.max():.1%}"
         )
-        wanted = f"wanted {self.plan.error:.0%}"
+        wanted = f"wanted {self._wanted}"
         if self.widest > self.plan.error:
             what = f"stopped after {self.plan.max_seconds:g} s, the widest gap is {self.widest:.1%} beyond the noise, {wanted}"
         else:

@@ -33,9 +33,8 @@ def build_profile(
 ) -> Profile:
     """The profile of the samples of one run (or of several that resumed each other).
 
-    `executable` lists the sizes the engine says it runs; None takes those seen, where it pads.
-
-    A padded size is filed under the rows that were executed. Raises MeasurementError where nothing was timed.
+    `executable` lists the sizes the engine says it runs; None takes those seen, where it pads. A padded size is filed under
+    the rows that were executed. Raises MeasurementError where nothing was timed.
     """
     groups: dict[Shape, list[Sample]] = {}
     for sample in samples:
@@ -53,7 +52,6 @@ def build_profile(
     if not verify:
         raise MeasurementError("nothing was timed, so there is no profile")
     num_rounds = 1 + max(sample.round_index for sample in samples)
-    all_notes = [*notes, *reference_notes(samples)]
     if executable is None and identity.mode in ("captured", "padded"):
         executable = [cell.verify_tokens for cell in verify]
     return Profile(
@@ -63,7 +61,7 @@ def build_profile(
         created=now_utc(),
         verify=tuple(verify),
         stages=tuple(stages),
-        notes=tuple(all_notes),
+        notes=(*notes, *reference_notes(samples)),
         executable_verify_tokens=None if executable is None else tuple(sorted(set(executable))),
     )
 

@@ -60,7 +60,8 @@ def backend_names() -> list[str]:
 def create_backend(name: str, **options: Any) -> Backend:
     """Load the entry point `name` of the group `treebudget.backends` and call it with `options`.
 
-    The command line passes target, drafter, dtype, device and threads. Raises BackendNotFound that lists what there is.
+    The command line passes target, drafter, dtype, device and threads always, and linear, random_weights, tensor_parallel,
+    mode and captured_sizes where they were asked for. Raises BackendNotFound that lists what there is.
     """
     found = [point for point in entry_points(group=GROUP) if point.name == name]
     if not found:

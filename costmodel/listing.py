@@ -31,7 +31,8 @@ def list_profiles(as_json: bool) -> None:
         emit_json({"schema": "treebudget.profile-list", "version": 1, **document})
         return
     for row in profiles:
-        click.echo(f"{row['name']}  ({row['where']}; {row['provenance']}; {row['source']})")
+        of = ", ".join(row[key] for key in ("device", "target") if row[key])
+        click.echo("; ".join(filter(None, [f"{row['name']}  ({row['where']}", row["provenance"], of, f"{row['source']})"])))
     click.echo("\nGPU facts, for --gpu:")
     for row in gpus:
         tables = f"; operator tables {row['operator_tables']}" if row["operator_tables"] else ""

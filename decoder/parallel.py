@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from decoder.errors import TargetError, TreebudgetError, UsageError
+from decoder.shape import model_shape
 
 if TYPE_CHECKING:
     from decoder.backend import TransformersBackend
@@ -65,6 +66,16 @@ def check_linear(linear: str) -> str:
     return "default"
 
 
+def check_shares(config: Any, tensor_parallel: int) -> None:
+    """Every rank needs whole heads: TargetError where the number of ranks does not divide them."""
+    shape = model_shape(config)
+    uneven = [f"{shape[name]} {what}" for name, what in (("heads", "heads"), ("kv_heads", "key/value heads"))
+              if shape[name] % tensor_parallel]
+    if uneven:
+        raise TargetError(f"{' and '.join(uneven)} cannot be shared by {tensor_parallel} ranks",
+                          hint="use a number of ranks that divides them")
+
+
 def sharding_options(tensor_parallel: int) -> dict[str, Any]:
     """What `from_pretrained` is told so that it shards by the model's own plan, in the words of this transformers release."""
     try:
@@ -85,6 +96,7 @@ def random_shards(config: Any, dtype: torch.dtype, tensor_parallel: int) -> Any:
 
     from decoder.target import dtype_argument, quiet_loading
 
+    check_shares(config, tensor_parallel)
     kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
     shown = logging.get_verbosity()
     logging.set_verbosity_error()  # every tensor is missing, on purpose

@@ -195,7 +195,7 @@ def check_device(device: str) -> None:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # which of them depends on how torch was built
         raise UsageError(f"device {device!r} cannot be used here: {str(error).strip().splitlines()[0]}",
-                         hint="use --device cpu, or cuda (cuda:0 ...) on a machine with a GPU and a torch built for it") from error
+                         hint="use --device cpu, or --device cuda on a machine with a GPU and a torch built for it") from error
 
 
 def find_stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -239,10 +239,14 @@ def _load_model(location: str, dtype: torch.dtype, *, local_only: bool, tensor_p
 
     options = dtype_argument(dtype)
     if tensor_parallel > 1:
-        from decoder.parallel import sharding_options
+        from transformers import AutoConfig
+
+        from decoder.parallel import check_shares, sharding_options
 
         options |= sharding_options(tensor_parallel)
     try:
+        if tensor_parallel > 1:
+            check_shares(AutoConfig.from_pretrained(location, local_files_only=local_only), tensor_parallel)
         with quiet_loading():
             return AutoModelForCausalLM.from_pretrained(location, local_files_only=local_only, **options)
     except (OSError, ValueError) as error:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from selector.errors import CostCurveError
 from selector.kernels import END_MAX_NODES, UNLISTED_MASS_TOLERANCE
-from selector.policies import Candidates, Curve, is_flat
-from selector.pool import CandidatePool, expand_pool
-from selector.search import Expansion, expand
+from selector.policies import Candidates, Curve, expand_candidates, is_flat
+from selector.pool import CandidatePool
+from selector.search import Expansion
 from selector.tree import DraftTree
 
 Array = NDArray[np.float64]
@@ -110,7 +110,8 @@ def select_batch(
 
     Raises CostCurveError for bad curves, or if the engine's sizes cannot even hold the roots.
     """
-    order = _merge([_expand(each, cap) for each, cap in zip(candidates, _caps(max_nodes, len(candidates)), strict=True)])
+    caps = _caps(max_nodes, len(candidates))
+    order = _merge([expand_candidates(each, cap) for each, cap in zip(candidates, caps, strict=True)])
     seconds, executed = _paid(np.arange(len(order.reach) + 1), len(candidates), round_seconds, executable_verify_tokens)
     total = len(candidates) * bonus + np.concatenate([[0.0], np.cumsum(order.reach)])
     if total_nodes is not None:
@@ -142,7 +143,7 @@ def select_batch_uniform(
     Arguments as `select_batch`.
     """
     r = len(candidates)
-    expansions = [_expand(each, max_nodes) for each in candidates]
+    expansions = [expand_candidates(each, max_nodes) for each in candidates]
     sizes = np.arange(max((len(each.reach) for each in expansions), default=0) + 1)
     sums = [np.concatenate([[0.0], np.cumsum(each.reach)]) for each in expansions]
     total = r * bonus + sum((each[np.minimum(sizes, len(each) - 1)] for each in sums), np.zeros(len(sizes)))
@@ -171,10 +172,6 @@ def _merge(expansions: list[Expansion]) -> _MergedOrder:
     requests = np.repeat(np.arange(len(expansions)), [len(each.reach) for each in expansions])
     order = np.lexsort((requests, depths, -reach))
     return _MergedOrder(expansions, requests[order], reach[order], any(each.end == END_MAX_NODES for each in expansions))
-
-
-def _expand(candidates: Candidates, max_nodes: int) -> Expansion:
-    return expand_pool(candidates, max_nodes) if isinstance(candidates, CandidatePool) else expand(candidates, max_nodes)
 
 
 def _caps(max_nodes: int | Sequence[int], num_requests: int) -> list[int]:

@@ -111,4 +111,5 @@ def play_with_alarm(
             seconds[text] += cost[nodes]
             counts += (1, uses, asks)
             anchor += hits + 1
-    return AlarmPlay(seconds, drafted.num_tokens, *counts.tolist(), events)
+    num_rounds, num_scored, num_asked = counts.tolist()
+    return AlarmPlay(seconds, drafted.num_tokens, num_rounds, num_scored, num_asked, events)

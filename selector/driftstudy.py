@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import logsumexp
 
 from selector.calibration import Calibration
 from selector.drift import DriftAlarm, DriftSettings
@@ -103,6 +106,39 @@ def by_kind(trace: Trace, kinds: Mapping[str, Sequence[str]]) -> dict[str, list[
         if text.num_anchors >= 2:
             found.setdefault(kind_of(text.dataset, kinds), []).append(index)
     return found
+
+
+def critical_exponent(losses: NDArray[np.float64]) -> float | None:
+    """The exponent at which the mean of exp(exponent x loss) is 1: below it a falling sum seldom climbs far (Lundberg).
+
+    Args:
+        losses: nats by which the scorer did worse, one per independent block of rounds, such as a text.
+
+    0 where the mean is not negative (there is none: the scorer is no better), None where no block is above 0 (any will do).
+    """
+    if len(losses) == 0 or losses.max() <= 0:
+        return None
+    if losses.mean() >= 0:
+        return 0.0
+    high = 1.0
+    while logsumexp(high * losses) <= math.log(len(losses)):
+        high *= 2
+    return float(brentq(lambda x: logsumexp(x * losses) - math.log(len(losses)), high * 1e-9, high))
+
+
+def held_out_exponent(part: Part, scorer: EdgeScorer, scoring_seconds: float) -> dict[str, Any]:
+    """`critical_exponent` of a scorer on drafted texts that it did not learn from, by text and by round, as the alarm counts."""
+    samples = collect(part.trace, scorer.top_k)
+    gains = gains_by_depth(scored_rows(scorer, samples), labelled_rows(samples.log_probs, samples), samples)
+    scored = part.scored(scorer, scoring_seconds)
+    played = play(ByCost("exact"), scored.orders, scored.curves)
+    losses = np.minimum(-round_gains(played, gains), DriftSettings().largest_step)
+    text = np.searchsorted(scored.orders.text_starts, played.visited, side="right") - 1
+    totals = np.bincount(text, losses, scored.orders.num_texts).astype(np.float64)
+    return {
+        "num_texts": len(totals), "num_rounds": len(losses), "texts_worse": int((totals > 0).sum()),
+        "by_text": critical_exponent(totals), "by_round": critical_exponent(losses),
+    }  # fmt: skip
 
 
 def shuffled(scorer: Scorer, seed: int = 0) -> Scorer:

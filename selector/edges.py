@@ -29,12 +29,18 @@ class EdgeSource:
     ) -> None:
         self.calibration, self.scorer, self.alarm = calibration, scorer, alarm
         self.used = DRAFTED  # in the last round
+        self._told = True  # the last round's tokens: without them a scorer that was put aside cannot be checked
         self._compared: tuple[Trellis, Trellis] | None = None  # drafted and scored in the last round, for the alarm
 
     @property
     def is_drafted(self) -> bool:
         """Whether the last round went by the drafter's own numbers, normalised over the whole vocabulary."""
         return self.used == DRAFTED
+
+    @property
+    def asked_scorer(self) -> bool:
+        """Whether the last round's edges were scored, be it only for the alarm to check the scorer."""
+        return self._compared is not None
 
     @property
     def fell_back(self) -> bool:
@@ -46,7 +52,7 @@ class EdgeSource:
         self.used, self._compared = DRAFTED, None
         if isinstance(candidates, CandidatePool) or candidates.depth == 0:
             return candidates
-        wanted = self.alarm is None or self.alarm.wants_scores
+        wanted = self.alarm is None or self.alarm.use_scorer or (self.alarm.wants_scores and self._told)
         if self.scorer is not None and wanted and root_token >= 0 and candidates.log_edges.ndim == 2:
             by_scorer = scored(self.scorer, candidates, root_token)
             self._compared = candidates, by_scorer
@@ -67,6 +73,7 @@ class EdgeSource:
         """
         if self.alarm is None or self.scorer is None:
             return None
+        self._told = token_ids is not None
         if self._compared is not None and token_ids is not None:
             drafted, by_scorer = self._compared
             return self.alarm.observe(

@@ -42,16 +42,6 @@ class DraftingPause:
         """Whether the next round should draft."""
         return self.state in ("drafting", "probing")
 
-    @property
-    def draft_tokens_per_second(self) -> float | None:
-        """Recent yield of drafting rounds."""
-        return self._draft.value
-
-    @property
-    def plain_tokens_per_second(self) -> float | None:
-        """Recent yield of plain steps that were really done."""
-        return self._plain.value
-
     def observe_round(self, num_tokens: int, seconds: float, plain_seconds: float) -> None:
         """Take in a drafting round; `plain_seconds` is what the profile says of a plain step at that context."""
         self._draft.add(num_tokens, seconds)

@@ -19,7 +19,8 @@ from selector.registry import parse_policy
 from selector.scoring import EdgeScorer
 
 SCHEMA, VERSION = "treebudget.plan", 2
-SCORER_FIELDS = ("target", "drafter", "block_size")  # in which a scorer must fit what it is used for
+# In which a scorer must fit what it is used for
+SCORER_FIELDS = ("target", "drafter", "block_size", "target_sha256", "drafter_sha256")
 _NOT_WRITTEN = ("folder", "attached")
 
 
@@ -123,19 +124,24 @@ class Plan:
         """
         found = self.attached
         if found is None and self.scorer is not None:
-            path = (self.folder or Path()) / self.scorer.file
-            if not path.exists():
-                hint = "keep the scorer's file beside the plan, or run selector tune again"
-                raise PlanError(f"the plan's scorer is missing: {path}", hint=hint, field="scorer")
-            if file_sha256(path) != self.scorer.sha256:
-                hint = "run selector tune again: plan and scorer belong together"
-                raise PlanError(f"{path} is not the scorer that was written with the plan", hint=hint, field="scorer")
             from selector.scorer import Scorer  # compiled code: loaded only where a plan has one
 
-            found = Scorer.load(path)
+            found = Scorer.load(self._scorer_path())
         if found is not None:
             found.check({name: self.identity.get(name) for name in SCORER_FIELDS})
         return found
+
+    def _scorer_path(self) -> Path:
+        """The scorer's file beside the plan, checked; raises PlanError."""
+        assert self.scorer is not None
+        path = (self.folder or Path()) / self.scorer.file
+        if not path.exists():
+            hint = "keep the scorer's file beside the plan, or run selector tune again"
+            raise PlanError(f"the plan's scorer is missing: {path}", hint=hint, field="scorer")
+        if file_sha256(path) != self.scorer.sha256:
+            hint = "run selector tune again: plan and scorer belong together"
+            raise PlanError(f"{path} is not the scorer that was written with the plan", hint=hint, field="scorer")
+        return path
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as a JSON document."""
@@ -162,13 +168,19 @@ class Plan:
             raise PlanError(f"plan is malformed: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the plan, whole or not at all, and before it a scorer in memory as `<plan>.scorer.safetensors` beside it."""
+        """Write the plan, whole or not at all, and before it its scorer as `<plan>.scorer.safetensors` beside it.
+
+        Raises PlanError if the scorer of a plan that was read from a file is no longer there, or another one.
+        """
         target, plan = Path(path), self
+        beside = target.with_name(target.stem + ".scorer.safetensors")
         if self.attached is not None:
-            beside = target.with_name(target.stem + ".scorer.safetensors")
             beside.parent.mkdir(parents=True, exist_ok=True)
             self.attached.save(beside)
             plan = replace(self, scorer=ScorerFile(beside.name, file_sha256(beside), dict(self.attached.identity)))
+        elif self.scorer is not None and self.folder is not None:
+            data = self._scorer_path().read_bytes()  # before anything is written: it may be the file of that name
+            plan = replace(self, scorer=replace(self.scorer, file=write_atomic(beside, data).name))
         return write_atomic(target, json.dumps(plan.to_dict(), indent=2, allow_nan=False) + "\n")
 
     @classmethod

@@ -11,18 +11,20 @@ from selector.rounds import Curves, Rounds, play
 from selector.tree import DraftTree
 
 
-def play_any(policy: Policy, orders: Orders, curves: Curves, price: float | None = None) -> Rounds:
+def play_any(policy: Policy, orders: Orders, curves: Curves, price: float | NDArray[np.float64] | None = None) -> Rounds:
     """What `rounds.play` says of the policies it knows, by asking the policy for every tree (about 0.1 ms a round).
 
     The policy is asked with the probabilities that `orders` were searched by, the table, the convex curve and the price
-    given; never with a running scale of reach.
+    given (one, or one per anchor); never with a running scale of reach.
     """
+    prices = None if price is None else np.broadcast_to(np.asarray(price, np.float64), orders.sizes.shape)
     visited, nodes, hits, depths, expected = [], [], [], [], []
     for first, after in zip(orders.text_starts[:-1].tolist(), orders.text_starts[1:].tolist(), strict=True):
         anchor = first
         while anchor < after - 1:
             row = curves.bucket[anchor]
-            inputs = RoundInputs(curves.table[row], curves.convex[row], price, orders.max_nodes)
+            charged = None if prices is None else float(prices[anchor])
+            inputs = RoundInputs(curves.table[row], curves.convex[row], charged, orders.max_nodes)
             tree = policy.select(orders.trellis(anchor), inputs)
             hit = accepted_nodes(tree, orders.anchors.next_tokens[anchor])
             visited.append(anchor)
@@ -34,7 +36,7 @@ def play_any(policy: Policy, orders: Orders, curves: Curves, price: float | None
     at, n = np.array(visited, np.int64), np.array(nodes, np.int64)
     return Rounds.of(
         policy.name, orders, at, n, np.array(hits, np.int64), curves.table[curves.bucket[at], n],
-        np.array(depths, np.int64), np.array(expected, np.float64), price,
+        np.array(depths, np.int64), np.array(expected, np.float64), None if price is None else float(np.mean(price)),
     )  # fmt: skip
 
 
@@ -49,7 +51,7 @@ def play_policy(
     """Any policy: compiled (`rounds.play`) where its trees are prefixes of the order of reach by a known rule, else asked."""
     if isinstance(policy, Plain | FixedShape | ByCost):
         return play(policy, orders, curves, price, reach_scale, adapt)
-    return play_any(policy, orders, curves)  # taps and smart have no price
+    return play_any(policy, orders, curves, price)
 
 
 def accepted_nodes(tree: DraftTree, path: NDArray[np.int64]) -> int:

@@ -19,6 +19,7 @@ from selector.trellis import Trellis
 Curve = NDArray[np.float64]
 Candidates = Trellis | CandidatePool
 
+SCALED_POLICIES = ("exact", "priced")  # take reach as it was found to come true; the others stay as their papers have them
 FLAT_TOLERANCE = 1e-6  # a cost curve that varies less than this (relative) cannot price a tree
 
 
@@ -29,10 +30,11 @@ class RoundInputs:
     Attributes:
         table_round_seconds, convex_round_seconds: (at least max_nodes + 1,) seconds of a round of n nodes at index n; a
             shorter curve lowers max_nodes.
-        price: tokens per second that a second is worth; None while unknown (`priced` then acts as `exact`).
+        price: what a second is worth, in units of reach per second: tokens per second, or that times `bonus`; None while
+            unknown (`priced` then acts as `exact`).
         max_nodes: largest tree. root_token: the token of slot 0.
         bonus: tokens a round yields beyond its nodes, in units of reach: 1, or 1 / scale where reach is known to be off by
-            a factor `scale`.
+            a factor `scale` (scale x Phi - price x cost and Phi - price / scale x cost have the same maximum).
     """
 
     table_round_seconds: Curve
@@ -98,7 +100,7 @@ class FixedShape:
         if self.kind == "chain":
             expansion = expand_pool_chain(candidates, limit) if is_pool else search.expand_chain(candidates, limit)  # type: ignore[arg-type]
         else:
-            expansion = _expand(candidates, limit, BUDGET, None, 0.0, 1.0)
+            expansion = expand_candidates(candidates, limit)
         status = "budget"
         if expansion.truncated_by_k:
             status = "truncated:top_k"
@@ -123,9 +125,9 @@ class ByCost:
         limit = min(inputs.max_nodes, len(curve) - 1)
         if is_flat(curve):  # all of it: a curve that rises only beyond max_nodes still says that nodes up to there are free
             limit = min(limit, candidates.depth)
-            expansion, status = _expand(candidates, limit, BUDGET, None, 0.0, 1.0), "degenerate-cost"
+            expansion, status = expand_candidates(candidates, limit), "degenerate-cost"
         else:
-            expansion = _expand(candidates, limit, rule, curve, inputs.price or 0.0, inputs.bonus)
+            expansion = expand_candidates(candidates, limit, rule, curve, inputs.price or 0.0, inputs.bonus)
             status = _status(expansion, limit)
         return DraftTree.from_expansion(expansion, status, inputs.root_token, inputs.seconds(expansion.num_chosen))
 
@@ -140,7 +142,15 @@ def is_flat(curve: Curve) -> bool:
     return bool(len(curve) > 1 and high - low <= FLAT_TOLERANCE * high)
 
 
-def _expand(candidates: Candidates, max_nodes: int, rule: int, cost: Curve | None, price: float, bonus: float) -> Expansion:
+def expand_candidates(
+    candidates: Candidates,
+    max_nodes: int,
+    rule: int = BUDGET,
+    cost: Curve | None = None,
+    price: float = 0.0,
+    bonus: float = 1.0,
+) -> Expansion:
+    """Nodes of a trellis or a pool in order of reach; arguments as `search.expand`."""
     if isinstance(candidates, CandidatePool):
         return expand_pool(candidates, max_nodes, rule, cost, price, bonus)
     return search.expand(candidates, max_nodes, rule, cost, price, bonus)

@@ -13,6 +13,7 @@ from selector.metrics import resamples
 from selector.orders import Orders, build_orders
 from selector.playing import play_policy
 from selector.policies import FixedShape, Policy
+from selector.price import PriceRange, prices_at
 from selector.registry import parse_policy
 from selector.rounds import Curves, Rounds, build_curves, play, play_plain
 from selector.rows import Baselines, ReplayRow, make_row
@@ -80,7 +81,7 @@ def replay(
     policies: Sequence[str | Policy] = DEFAULT_POLICIES,
     max_nodes: int | None = None,
     calibration: Calibration | None = None,
-    price: float | None = None,
+    price: float | Sequence[PriceRange] | None = None,
     reach_scale: float = 1.0,
     adapt: bool = True,
     num_bootstrap: int = 1000,
@@ -95,7 +96,8 @@ def replay(
 
     Args:
         trace: texts and drafts. cost: `costmodel.CostModel` (or its like). policies: names, or policies with settings.
-        price: for `priced`, None finds it by fixed point. max_nodes: default 256, never beyond what the profile measured.
+        price: for `priced`, one for all rounds or one by range of contexts; None finds it by fixed point, on these very texts.
+        max_nodes: default 256, never beyond what the profile measured.
         calibration, reach_scale, adapt: as in TreeSelector. scorer: path-conditioned edges instead of the drafter's (it
             carries its own calibration, `calibration` is then not used). scoring_seconds: what scoring adds to a round; the
             ceilings and the best fixed budget as drafted do without.
@@ -110,14 +112,12 @@ def replay(
     corrected = calibration is not None or scorer is not None
     charged = curves.plus(scoring_seconds) if scorer is not None else curves
     base = _baselines(orders, curves, charged, build_orders(trace, orders.max_nodes) if corrected else None)
+    charge = price if price is None or isinstance(price, float | int) else prices_at(price, orders.context_tokens)
+    found = {base.plain.policy, base.chain.policy, base.fixed.policy}
+    asked = [p for i, p in enumerate(parsed) if p.name not in found | {earlier.name for earlier in parsed[:i]}]
     played = [(base.plain, "plain"), (base.chain, "best chain"), (base.fixed, "best fixed")]
-    known = {rounds.policy for rounds, _ in played}
-    if corrected:
-        played.append((base.drafted, "best fixed as drafted"))
-    for policy in parsed:
-        if policy.name not in known:
-            known.add(policy.name)
-            played.append((play_policy(policy, orders, charged, price=price, reach_scale=reach_scale, adapt=adapt), "asked"))
+    played += [(base.drafted, "best fixed as drafted")] if corrected else []
+    played += [(play_policy(policy, orders, charged, charge, reach_scale, adapt), "asked") for policy in asked]
     played += [(base.oracle, "limit of selection"), (play_oracle(orders, curves, True), "limit of drafting")]
     weights = resamples(orders.num_texts, num_bootstrap, seed)
     labels = [text.dataset for text in trace.texts]

@@ -15,7 +15,7 @@ from selector.growing import may_be_cut_short, select_grown
 from selector.limits import PlanLimits
 from selector.pause import DraftingPause, PauseSettings
 from selector.plan import Plan
-from selector.policies import ByCost, Candidates, RoundInputs
+from selector.policies import SCALED_POLICIES, ByCost, Candidates, RoundInputs
 from selector.pool import CandidatePool
 from selector.price import RangedPrice, ReachScale
 from selector.registry import parse_policy
@@ -25,7 +25,6 @@ from selector.stats import SelectorStats
 from selector.tree import DraftTree
 from selector.trellis import Trellis
 
-ADAPTING_POLICIES = ("exact", "priced")  # the others stay as their papers have them
 DEFAULT_POLICY, DEFAULT_MAX_NODES, DEFAULT_TOP_K = "priced", 256, 16
 
 
@@ -82,10 +81,10 @@ class TreeSelector:
         self.top_k = defaults.top_k if top_k is None else top_k
         self.stats = SelectorStats()
         self._edges = _edge_source(defaults, scorer, alarm) if self.policy.drafts else EdgeSource()
-        self._scoring_seconds = defaults.scoring_seconds if self._edges.scorer is not None else 0.0
+        self._scoring_seconds = defaults.scoring_seconds  # of rounds that ask the scorer
         self._prices = RangedPrice(defaults.prices, defaults.price)
         self._scale = ReachScale(defaults.reach_scale)
-        self._adapts = adapt and self.policy.name in ADAPTING_POLICIES
+        self._adapts = adapt and self.policy.name in SCALED_POLICIES
         self._pause = DraftingPause(pause) if pause is not None else None
         self._context_tokens = 0
         self._plain_seconds: dict[int, float] = {}
@@ -125,19 +124,21 @@ class TreeSelector:
         """The tree for a drafter whose positions are independent.
 
         Where the listed candidates turn out to be too few, the rows in question are listed further, until the tree is
-        the one a search over the whole vocabulary finds (policies that search; not with a scorer or a calibration, whose
-        probabilities are about the listed candidates).
+        worth as much as the one a search over the whole vocabulary finds (policies that search; not with a scorer or a
+        calibration, whose probabilities are about the listed candidates).
 
         Args:
             draft_logits: (depth, vocab) numpy or torch; row 0 is about the token after the root.
             context_tokens: committed tokens in the cache, the root not among them.
             root_token: token of slot 0; without it (-1) a scorer has nothing to go by.
+
+        Raises PlanError for drafts deeper than the plan's block size allows.
         """
         if not self.drafts:
             return self.select_trellis(Trellis(np.zeros((0, 1), np.int64), np.zeros((0, 1))), context_tokens, root_token)
         trellis = Trellis.from_logits(draft_logits, self.top_k)
-        inputs = self._inputs(context_tokens, root_token)
-        tree = self.policy.select(self._edges.apply(trellis, root_token), inputs)
+        candidates, inputs = self._prepare(trellis, context_tokens, root_token)
+        tree = self.policy.select(candidates, inputs)
         if self._edges.is_drafted and may_be_cut_short(self.policy, tree):
             tree, grown = select_grown(self.policy, trellis, draft_logits, inputs, tree)
             self.stats.grown += grown
@@ -146,26 +147,30 @@ class TreeSelector:
 
     def select_trellis(self, candidates: Candidates, context_tokens: int, root_token: int = -1) -> DraftTree:
         """The tree for a trellis or a pool of candidates; arguments as `select`."""
-        inputs = self._inputs(context_tokens, root_token)
-        tree = self.policy.select(self._edges.apply(candidates, root_token), inputs)
+        weighed, inputs = self._prepare(candidates, context_tokens, root_token)
+        tree = self.policy.select(weighed, inputs)
         self._count(tree, candidates)
         return tree
 
-    def _inputs(self, context_tokens: int, root_token: int) -> RoundInputs:
+    def _prepare(self, candidates: Candidates, context_tokens: int, root_token: int) -> tuple[Candidates, RoundInputs]:
+        """The candidates with the probabilities to go by, and what the round costs and is worth."""
+        if not isinstance(candidates, CandidatePool):
+            self._limits.check_depth(candidates.depth)
         self._context_tokens = int(context_tokens)
+        weighed = self._edges.apply(candidates, root_token)
         table = self._curve("table")
         convex = self._curve("convex") if self._on_convex else table
         bonus = 1.0 / self._scale.value if self._adapts else 1.0
         price = self.price
         if price is not None:
             price *= bonus  # reach in its own units: scale Phi - price cost and Phi - price / scale cost agree
-        return RoundInputs(table, convex, price, self.max_nodes, root_token, bonus)
+        return weighed, RoundInputs(table, convex, price, self.max_nodes, root_token, bonus)
 
     def _curve(self, form: str) -> NDArray[np.float64]:
         if self._degenerate:
             return np.ones(self.max_nodes + 1)
         curve = self.cost.round_seconds(self.cost.max_verify_tokens, self._context_tokens, 1, form)
-        return curve + self._scoring_seconds if self._scoring_seconds > 0 else curve
+        return curve + self._scoring_seconds if self._edges.asked_scorer and self._scoring_seconds > 0 else curve
 
     def _count(self, tree: DraftTree, candidates: Candidates) -> None:
         stats = self.stats
@@ -176,24 +181,24 @@ class TreeSelector:
         stats.fallbacks += self._edges.fell_back
         if not isinstance(candidates, CandidatePool):
             stats.nan_rows += candidates.num_nan_rows
-            self._limits.check_depth(candidates.depth)
         beyond = self._limits.beyond(self._context_tokens)
         if beyond is not None:
             stats.out_of_range += 1
-            self._warn("context", beyond)
+            self._warn("context", beyond, stacklevel=4)
         if tree.status == "degenerate-cost":
             stats.degenerate_cost += 1
             self._warn(
                 "cost",
                 "the cost curve does not grow with the number of verify tokens, so it cannot size a tree: "
                 f"taking {tree.num_nodes} nodes, the depth of the draft. Measure it again with: costmodel profile",
+                stacklevel=4,
             )
 
-    def _warn(self, about: str, message: str) -> None:
-        """Warn once about each thing."""
+    def _warn(self, about: str, message: str, stacklevel: int) -> None:
+        """Warn once about each thing, at the line that called the selector."""
         if about not in self._warned:
             self._warned.add(about)
-            warnings.warn(message, stacklevel=5)
+            warnings.warn(message, stacklevel=stacklevel)
 
     def _plain_seconds_here(self) -> float:
         bucket = self._context_tokens // 64
@@ -211,7 +216,7 @@ class TreeSelector:
         event = self._edges.observe(tree, num_accepted, token_ids)
         if event is not None and event.kind == "fell_back":
             self.stats.drift_alarms += 1
-            self._warn("drift", event.text)
+            self._warn("drift", event.text, stacklevel=3)
         if self._pause is not None:
             self._pause.observe_round(num_accepted + 1, round_seconds, self._plain_seconds_here())
             self.stats.pauses = self._pause.num_pauses

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from selector.errors import PolicyError
-from selector.orders import Orders
-from selector.playing import play_any
-from selector.policies import Candidates, RoundInputs, is_flat
-from selector.pool import CandidatePool, expand_pool
-from selector.rounds import Curves, Rounds
-from selector.search import expand
+from selector.policies import Candidates, RoundInputs, expand_candidates, is_flat
 from selector.tree import DraftTree
-
-GRID_PERCENTS = (25, 40, 50, 60, 70, 80, 90, 100, 120, 150)
 
 
 @dataclass(frozen=True)
@@ -50,7 +42,7 @@ class Smart:
         limit = min(inputs.max_nodes, len(inputs.convex_round_seconds) - 1)
         flat = is_flat(inputs.convex_round_seconds)
         limit = min(limit, candidates.depth) if flat else limit
-        order = expand_pool(candidates, limit) if isinstance(candidates, CandidatePool) else expand(candidates, limit)
+        order = expand_candidates(candidates, limit)
         n = len(order.reach)
         status = "degenerate-cost" if flat else "exhausted" if n < limit else "truncated:max_nodes"
         if not flat and n:
@@ -60,11 +52,3 @@ class Smart:
             if not pays.all():
                 n, status = int(np.argmin(pays)), "first-descent"
         return DraftTree.from_expansion(order._replace(num_chosen=n), status, inputs.root_token, inputs.seconds(n))
-
-
-def tune_smart(orders: Orders, curves: Curves, percents: Iterable[int] = GRID_PERCENTS) -> tuple[Smart, Rounds]:
-    """The discount with the most tokens per second on a trace, and how it played."""
-    played = [(Smart(int(percent)), play_any(Smart(int(percent)), orders, curves)) for percent in percents]
-    if not played:
-        raise PolicyError("tuning smart needs at least one discount")
-    return max(played, key=lambda pair: pair[1].tokens_per_second)

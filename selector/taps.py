@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from selector.errors import PolicyError
-from selector.orders import Orders
-from selector.playing import play_any
-from selector.policies import Candidates, RoundInputs
-from selector.pool import CandidatePool, expand_pool
-from selector.rounds import Curves, Rounds
-from selector.search import Expansion, expand
+from selector.policies import Candidates, RoundInputs, expand_candidates
+from selector.search import Expansion
 from selector.tree import DraftTree
-
-GRID_NODES, GRID_THRESHOLDS, GRID_DEPTH_WEIGHTS = (4, 8, 16, 32, 64, 128), (0.0, 0.01, 0.03, 0.1), (0.0, 0.05, 0.2)
 
 
 @dataclass(frozen=True)
@@ -65,8 +57,7 @@ class Taps:
         Status "budget" if `max_nodes` were taken, "threshold" if the rest is not useful enough, "exhausted" if there
         is no more.
         """
-        is_pool = isinstance(candidates, CandidatePool)
-        pool = expand_pool(candidates, self.pool_nodes) if is_pool else expand(candidates, self.pool_nodes)  # type: ignore[arg-type]
+        pool = expand_candidates(candidates, self.pool_nodes)
         listed = np.flatnonzero(within_top_k(pool, self.top_k))
         utility = self.utility(pool.reach[listed], pool.depths[listed])
         order = np.argsort(-utility, kind="stable")
@@ -97,27 +88,3 @@ def subset(pool: Expansion, nodes: NDArray[np.intp]) -> Expansion:
     return Expansion(
         pool.depths[nodes], pool.token_ids[nodes], slots[pool.parents[nodes]], pool.reach[nodes], len(nodes), pool.end, False
     )
-
-
-def tune_taps(
-    orders: Orders,
-    curves: Curves,
-    max_nodes: Iterable[int] = GRID_NODES,
-    thresholds: Iterable[float] = GRID_THRESHOLDS,
-    depth_weights: Iterable[float] = GRID_DEPTH_WEIGHTS,
-    start: Taps | None = None,
-) -> tuple[Taps, Rounds]:
-    """The settings with the most tokens per second on a trace, and how they played.
-
-    `node_weight` only scales the threshold, so it is left as it is. Every combination is played over all texts.
-    """
-    base = start or Taps()
-    best: tuple[Taps, Rounds] | None = None
-    for nodes, threshold, weight in product(max_nodes, thresholds, depth_weights):
-        policy = replace(base, max_nodes=int(nodes), utility_threshold=float(threshold), depth_weight=float(weight))
-        played = play_any(policy, orders, curves)
-        if best is None or played.tokens_per_second > best[1].tokens_per_second:
-            best = policy, played
-    if best is None:
-        raise PolicyError("tuning taps needs at least one value of every setting")
-    return best

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
-from profiles.files import write_atomic
+from profiles.errors import FileFormatError
 from selector.errors import TraceError, TraceMismatch
+from selector.tensors import read_tensors, write_tensors
 
 SCHEMA, VERSION = "treebudget.trace", 2  # version 2 may hold the target's own distributions
 
@@ -171,29 +169,22 @@ class Trace:
                 [text.target_logprobs for text in texts if text.target_logprobs is not None], np.float32, (0, 0)
             )
         about = {
-            "schema": SCHEMA,
-            "version": VERSION,
             "identity": self.identity,
             "keys": [text.key for text in texts],
             "datasets": [text.dataset for text in texts],
             "has_target": [text.target_token_ids is not None for text in texts],
         }
-        return write_atomic(path, save(tensors, metadata={"treebudget": json.dumps(about)}))
+        return write_tensors(path, tensors, SCHEMA, VERSION, about)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
         """Read a trace; raises TraceError if the file is missing or is no trace."""
         try:
-            with safe_open(path, framework="numpy") as stream:
-                about = json.loads((stream.metadata() or {}).get("treebudget", "{}"))
-                tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 - not a dict
+            about, tensors = read_tensors(path, SCHEMA, VERSION)
         except FileNotFoundError as error:
             raise TraceError(f"no trace at {path}", hint="record one with: decoder trace --out FILE") from error
-        except (SafetensorError, OSError, ValueError) as error:
-            raise TraceError(f"{path} is no trace: {error}", hint="expected a file written by decoder trace") from error
-        if about.get("schema") != SCHEMA or not isinstance(about.get("version"), int) or about["version"] > VERSION:
-            found = f"{about.get('schema')!r}, {about.get('version')!r}"
-            raise TraceError(f"{path}: expected schema {SCHEMA!r} of version 1 to {VERSION}, got {found}")
+        except FileFormatError as error:
+            raise TraceError(f"{path} is no trace: {error}", error.hint or "expected a file written by decoder trace") from error
         try:
             return cls(about["identity"], _split(about, tensors))
         except (KeyError, IndexError, ValueError) as error:

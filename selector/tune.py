@@ -17,7 +17,7 @@ from selector.replay import largest_replayable, what_if
 from selector.scoring import EdgeScorer
 from selector.trace import Trace
 from selector.tuning.candidates import CANDIDATES, candidates, fit_candidate
-from selector.tuning.choosing import WORTH_IT, choose, record, scorer_gain
+from selector.tuning.choosing import choose, evidence, record
 from selector.tuning.judging import Judged, judge, scoring_seconds
 from selector.tuning.parts import Part, fit_calibration_on, split_halves
 from selector.tuning.pricing import price_ranges
@@ -75,12 +75,12 @@ def tune(
     judgement = judge(usable, cost, size, train, training_seconds / 4, advance)
     weights = resamples(len(usable.texts), num_bootstrap, seed)
     winner, reason = choose(judgement.rows, weights)
-    gains = {name: value for name, value in record(winner, judgement.rows, weights).items() if name != "name"}
-    gains |= scorer_gain(judgement.rows, weights)
-    gains["worth_it"] = gains["gain_over_best_fixed"] >= WORTH_IT
-    gains["calibration_log_loss_gain"] = judgement.calibration_gain
-    gains["scoring_seconds"] = judgement.scoring_seconds
-    gains["num_texts"], gains["num_tokens"] = len(usable.texts), winner.num_tokens
+    gains = evidence(winner, judgement.rows, weights) | {
+        "calibration_log_loss_gain": judgement.calibration_gain,
+        "scoring_seconds": judgement.scoring_seconds,
+        "num_texts": len(usable.texts),
+        "num_tokens": winner.num_tokens,
+    }
     plan, flat = _fit_plan(usable, cost, size, winner, train, training_seconds / 2)
     if flat:
         reason += "; the cost curve is flat, so it cannot size a tree: policies by cost take as many nodes as the draft is deep"

@@ -148,7 +148,7 @@ def _assumptions(pricers: Sequence[Pricer], acceptance: Acceptance) -> list[str]
 def _not_known_to_fit(pricers: Sequence[Pricer], memories: Sequence[Memory]) -> list[str]:
     """Why the table says `?` of what fits, for every profile of which it does."""
     return [
-        f"{pricer.name}: what fits is not known ({memory.unknown}); --memory-gb says how much there is"
+        f"{pricer.name}: what fits is not known: {memory.unknown}"
         for pricer, memory in zip(pricers, memories, strict=True)
         if memory.unknown is not None
     ]

@@ -54,8 +54,8 @@ class Memory:
         parameters = shape.weight_bytes() / 2 + (0 if tied else shape.vocab * shape.hidden)
         per_token = shape.layers * shape.kv_bytes_per_token_per_layer / 2 * element / parallel
         weights = parameters * (quantized or element) / parallel
-        reason = None if gpu_bytes is not None else f"no memory size known for {identity.device or 'this device'}"
-        return cls(weights, per_token, gpu_bytes, share, extra_bytes, reason)
+        unknown = f"no memory size known for {identity.device or 'this device'}; --memory-gb gives it"
+        return cls(weights, per_token, gpu_bytes, share, extra_bytes, unknown if gpu_bytes is None else None)
 
     def cache_bytes(self, context_tokens: int, budget: int, num_requests: int) -> float | None:
         """Bytes of keys and values of a batch on one GPU."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,11 +13,14 @@ from decoder.commands.taking import SHARE, Share
 from decoder.errors import UsageError
 from profiles.paths import default_trace_path
 
+if TYPE_CHECKING:
+    from selector import Trace
+
 
 def chosen_prompts(prompts: list[Any], take: Share | None, limit: int | None) -> list[Any]:
     """The share of the prompts that is asked for, then the first `limit` of it; UsageError where none is left."""
     chosen = (prompts if take is None else take.of(prompts))[:limit]
-    if not chosen:
+    if not chosen:  # a file without prompts was refused before
         raise UsageError(f"--take {take} leaves none of {len(prompts)} prompts")
     return chosen
 
@@ -65,10 +68,15 @@ def trace(models: ModelChoice, prompts: Path | None, take: Share | None, limit: 
 
         recorded = record_trace(target, drafter, chosen, path, max_new_tokens=max_new_tokens, top_k=top_k,
                                 num_rows=num_rows, seen=prompts_seen_by(models.drafter), progress=count)
+    print_recorded(recorded, path, as_json, quiet)
+
+
+def print_recorded(recorded: Trace, path: Path, as_json: bool, quiet: bool) -> None:
+    """Say where the trace is and what is in it, and warn of prompts that the drafter was trained on."""
     saw = recorded.identity["drafter_saw"]
     if saw:
-        note(f"the drafter was trained on {saw} of these {len(chosen)} prompts: its drafts are better here than in life, so "
-             "do not tune on this trace; --take chooses prompts that were left out of training", quiet)
+        note(f"the drafter was trained on {saw} of these {len(recorded.texts)} prompts: its drafts are better here than in life, "
+             "so do not tune on this trace; --take chooses prompts that were left out of training", quiet)
     num_tokens = sum(len(text.token_ids) - text.num_prompt_tokens for text in recorded.texts)
     if as_json:
         identity = {name: value for name, value in recorded.identity.items() if name != "prompt_sha256s"}  # one per prompt: long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ from costmodel.clitools import emit_json, json_option, progress, quiet_option
 from selector.commands.options import FILE, input_options, load_inputs, table_console
 from selector.plan import Plan
 from selector.policies import Policy
+from selector.price import PriceRange
 from selector.registry import POLICY_NAMES
 from selector.replay import DEFAULT_POLICIES, Replay
 from selector.replay import replay as replay_trace
@@ -21,7 +23,9 @@ from selector.replay import replay as replay_trace
 @click.option(
     "--policies", default=",".join(DEFAULT_POLICIES), show_default=True, help=f"Comma-separated, of {', '.join(POLICY_NAMES)}."
 )
-@click.option("--plan", "plan_path", type=FILE, help="Use this plan's scorer or calibration, and replay its policy as well.")
+@click.option(
+    "--plan", "plan_path", type=FILE, help="Use this plan's scorer or calibration, sizes and prices, and replay its policy too."
+)
 @click.option("--figures", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Draw figures into DIR (PNG).")
 @json_option
 @quiet_option
@@ -39,11 +43,12 @@ def replay(
     cost, trace = load_inputs(profile, trace_path, target, drafter, dtype)
     plan = Plan.load(plan_path) if plan_path else None
     calibration, scale, scorer = (plan.calibration, plan.reach_scale, plan.load_scorer()) if plan else (None, 1.0, None)
-    scoring = plan.scoring_seconds if plan else 0.0
+    scoring, price = plan.scoring_seconds if plan else 0.0, plan_price(plan)
+    max_nodes = plan.max_nodes if plan is not None and max_nodes is None else max_nodes
     with progress("replay", quiet=quiet):
         asked = asked_policies(policies, plan)
         result = replay_trace(
-            trace, cost, asked, max_nodes, calibration, reach_scale=scale, scorer=scorer, scoring_seconds=scoring
+            trace, cost, asked, max_nodes, calibration, price, scale, scorer=scorer, scoring_seconds=scoring
         )
     document, drawn = result.to_dict(), {}
     if figures is not None:
@@ -68,6 +73,11 @@ def asked_policies(names: str, plan: Plan | None) -> list[str | Policy]:
     own = plan.make_policy()
     listed = {plan.policy, own.name} & {str(name) for name in asked}
     return [own if name in listed else name for name in asked] + ([] if listed else [own])
+
+
+def plan_price(plan: Plan | None) -> float | Sequence[PriceRange] | None:
+    """What `priced` is to charge: a plan's prices where they were found for it, else None: found on the texts replayed."""
+    return None if plan is None or plan.policy != "priced" else plan.prices or plan.price
 
 
 def print_replay(result: Replay, quiet: bool) -> None:

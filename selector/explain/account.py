@@ -11,8 +11,8 @@ class NodeAccount:
     """One candidate of the round, in the tree or left out.
 
     Attributes:
-        slot: in the tree, None if left out. place: in the order of reach, from 1; None beyond what was searched.
-        parent: place or slot of the parent as a key of `path`: the tokens from the root down, this one last.
+        path: the tokens from the root down, this one last. slot: in the tree, None if left out.
+        place: in the order of reach, from 1; None beyond what was searched.
         edge_probability: Pr(accept it | its parent reached). reach: Pr(the walk visits it).
         marginal_seconds: by how much it makes the round longer, coming next in the order.
         gain: tokens it is expected to bring (scale x reach) less what those seconds are worth at the price.

@@ -10,10 +10,11 @@ from selector.calibration import Calibration
 from selector.edges import CALIBRATED, DRAFTED, SCORED
 from selector.explain.account import Explanation
 from selector.explain.errors import ExplainError
-from selector.explain.ledger import Ledger, accepted_depth
+from selector.explain.ledger import Ledger
 from selector.orders import Orders, build_orders
 from selector.plan import Plan
-from selector.policies import Policy, RoundInputs
+from selector.playing import accepted_nodes
+from selector.policies import SCALED_POLICIES, Policy, RoundInputs
 from selector.price import RangedPrice
 from selector.registry import parse_policy
 from selector.replay import largest_replayable
@@ -23,7 +24,6 @@ from selector.trace import Trace
 from selector.tree import DraftTree
 
 NUM_LEFT_OUT, NUM_CONTEXT = 8, 12
-SCALED_POLICIES = ("exact", "priced")  # the others take reach as it is
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ def explain(
             round (from 0) when the policy decodes the text from its start. Without either, the first round.
         plan: its scorer or calibration, scale and price are used, and its settings where it is of this policy.
         price: for `priced`, tokens per second; default the plan's, or replay's fixed point on the whole trace.
-        max_nodes: default 256, never beyond what the profile measured.
+        max_nodes: default the plan's, or 256; never beyond what the profile measured.
 
     Reach is scaled by the plan's constant here, not by a running one as in replay and live, so a tree may differ by a
     node from the one replay took. Raises ExplainError for a text, anchor or round that is not there.
@@ -77,6 +77,7 @@ def explain(
     if anchor is not None and round_number is not None:
         raise ExplainError("give an anchor or a round, not both")
     index = _text_index(trace, text)
+    max_nodes = plan.max_nodes if plan is not None and max_nodes is None else max_nodes
     scorer, calibration = (plan.load_scorer(), plan.calibration) if plan is not None else (None, None)
     chosen = plan.make_policy() if plan is not None and plan.policy == policy else parse_policy(policy)
     scale = plan.reach_scale if plan is not None and policy in SCALED_POLICIES else 1.0
@@ -136,7 +137,7 @@ def _rounds(setting: _Setting) -> Iterator[int]:
     at = 0
     while at < len(setting.orders.sizes) - 1:
         yield at
-        at += accepted_depth(setting.select(at), setting.orders.anchors.next_tokens[at]) + 1
+        at += accepted_nodes(setting.select(at), setting.orders.anchors.next_tokens[at]) + 1
 
 
 def _account(
@@ -147,7 +148,7 @@ def _account(
     ledger = Ledger(
         orders, anchor, tree, curves.table[row], setting.price(anchor), setting.scale, setting.policy.name
     )
-    accepted = accepted_depth(tree, orders.anchors.next_tokens[anchor])
+    accepted = accepted_nodes(tree, orders.anchors.next_tokens[anchor])
     position = text.num_prompt_tokens + anchor
     return Explanation(
         key=text.key,

@@ -24,15 +24,6 @@ def _paths(parents: NDArray[Any], token_ids: NDArray[Any]) -> list[tuple[int, ..
     return paths[1:]
 
 
-def accepted_depth(tree: DraftTree, next_tokens: NDArray[np.int64]) -> int:
-    """Nodes of the tree that lie on the target's own path, `next_tokens` (depth,)."""
-    paths, right = set(_paths(tree.parents[1:], tree.token_ids[1:])), tuple(next_tokens.tolist())
-    depth = 0
-    while depth < len(right) and right[: depth + 1] in paths:
-        depth += 1
-    return depth
-
-
 class Ledger:
     """Prices the candidates of one round: those in the tree in slot order, the others as they would come after it."""
 

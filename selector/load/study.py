@@ -10,8 +10,8 @@ import numpy as np
 
 from selector.calibration import Calibration
 from selector.errors import TraceError
-from selector.load.play import best_uniform, merged_at_fixed_point, play_load, text_queue
 from selector.load.curves import LoadCurves, load_curves
+from selector.load.play import best_uniform, merged_at_fixed_point, play_load, text_queue
 from selector.orders import Orders, build_orders
 from selector.replay import largest_replayable, what_if
 from selector.trace import Trace

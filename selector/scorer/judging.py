@@ -7,32 +7,19 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.kernels import NEVER
-from selector.search import expand
+from selector.kernels import order_all
 from selector.trace import Trace
-from selector.trellis import Trellis
-
-CHUNK_ANCHORS = 1024
 
 
 def path_ranks(
     log_edges: NDArray[np.float64], token_ids: NDArray[np.int64], next_tokens: NDArray[np.int64], max_nodes: int
 ) -> NDArray[np.int64]:
-    """(A, depth) place in the order of reach of the target's own token at every depth, NEVER where it is not among them.
+    """(A, depth) place in the order of reach of the target's own token at every depth, NEVER from the first missing one on.
 
     Args:
         log_edges: (A, depth, k) or (A, depth, k, k). token_ids: (A, depth, k). next_tokens: (A, depth), negative unknown.
     """
-    ranks = np.full(next_tokens.shape, NEVER, np.int64)
-    for a in range(len(ranks)):
-        nodes = expand(Trellis(token_ids[a], log_edges[a]), max_nodes)
-        slot, following = 0, next_tokens[a]
-        depth = 0
-        for i, (parent, token) in enumerate(zip(nodes.parents.tolist(), nodes.token_ids.tolist(), strict=True)):
-            if depth < len(following) and parent == slot and token == following[depth]:
-                ranks[a, depth] = i
-                slot, depth = i + 1, depth + 1
-    return ranks
+    return order_all(log_edges, token_ids, next_tokens, max_nodes)[3].astype(np.int64)
 
 
 def play_budget(ranks: NDArray[np.int64], text_starts: Sequence[int], budget: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

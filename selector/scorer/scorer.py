@@ -6,7 +6,6 @@ and none of them, scored once per trellis edge. The file holds the projected tok
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,14 +14,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
-from profiles.files import write_atomic
+from profiles.errors import FileFormatError
 from selector.errors import ScorerError
 from selector.scorer.inference import Weights, score_rounds
 from selector.scorer.lazy import import_torch
 from selector.scorer.network import CALIBRATION, edge_tensor, shapes
+from selector.tensors import read_tensors, write_tensors
 
 SCHEMA, VERSION = "treebudget.scorer", 1
 TABLES = ("parent_table", "child_table")
@@ -64,7 +62,7 @@ class Scorer:
         return int(self.weights.depth_bias.shape[0])
 
     def check(self, identity: Mapping[str, Any]) -> None:
-        """Raise ScorerError naming the first field of target, drafter and block size that is known to differ."""
+        """Raise ScorerError naming the first of IDENTITY_FIELDS that is known on both sides and differs."""
         for name in IDENTITY_FIELDS:
             here, there = self.identity.get(name), identity.get(name)
             if here is not None and there is not None and here != there:
@@ -120,29 +118,19 @@ class Scorer:
             name: np.ascontiguousarray(array, np.float16 if name in TABLES else np.float32)
             for name, array in self.weights._asdict().items()
         }
-        about = {
-            "schema": SCHEMA,
-            "version": VERSION,
-            "identity": self.identity,
-            "top_k": self.top_k,
-            "training": self.training,
-        }
-        return write_atomic(path, save(tensors, metadata={"treebudget": json.dumps(about)}))
+        about = {"identity": self.identity, "top_k": self.top_k, "training": self.training}
+        return write_tensors(path, tensors, SCHEMA, VERSION, about)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scorer:
         """Read a scorer; raises ScorerError if the file is missing or is none."""
         try:
-            with safe_open(path, framework="numpy") as stream:
-                about = json.loads((stream.metadata() or {}).get("treebudget", "{}"))
-                tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 - not a dict
+            about, tensors = read_tensors(path, SCHEMA, VERSION)
         except FileNotFoundError as error:
             raise ScorerError(f"no scorer at {path}", hint="train one with: selector tune") from error
-        except (SafetensorError, OSError, ValueError) as error:
-            raise ScorerError(f"{path} is no scorer: {error}", hint="expected a file written by selector tune") from error
-        if about.get("schema") != SCHEMA or not isinstance(about.get("version"), int) or not 1 <= about["version"] <= VERSION:
-            found = f"{about.get('schema')!r}, {about.get('version')!r}"
-            raise ScorerError(f"{path}: expected schema {SCHEMA!r} of version 1 to {VERSION}, got {found}")
+        except FileFormatError as error:
+            hint = error.hint or "expected a file written by selector tune"
+            raise ScorerError(f"{path} is no scorer: {error}", hint) from error
         missing = [name for name in Weights._fields if name not in tensors]
         if missing or not isinstance(about.get("identity"), dict) or not isinstance(about.get("top_k"), int):
             raise ScorerError(f"{path} lacks {', '.join(missing) or 'identity or top_k'}")

@@ -9,20 +9,18 @@ import numpy as np
 
 from selector.edges import CALIBRATED, DRAFTED, SCORED
 from selector.playing import play_policy
-from selector.policies import Policy
+from selector.policies import SCALED_POLICIES, Policy
 from selector.price import PriceRange, prices_at
 from selector.registry import parse_policy
 from selector.replay import best_chain, best_fixed
 from selector.rounds import Rounds, measured_scale, play
-from selector.smart import tune_smart
-from selector.taps import GRID_THRESHOLDS, Taps, tune_taps
 from selector.tuning.parts import Part
 from selector.tuning.pricing import price_ranges, round_tokens
+from selector.tuning.settings import tune_smart, tune_taps_in_turn
 
 BY_REACH = ("fixed", "unimodal", "exact", "priced")
 ASKED = ("taps", "smart")  # played round by round, which is slow: their settings are found on fewer texts
 ASKED_TOKENS = 2500  # generated tokens of those texts, at most
-TAPS_NODES = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 128)
 SCALE_BOUNDS = (0.25, 1.5)
 
 
@@ -61,10 +59,8 @@ class Fit:
 
     def play(self, part: Part) -> Rounds:
         """Decode texts with it; the part was searched with the candidate's own probabilities."""
-        if self.prices:
-            by_context = prices_at(self.prices, part.orders.context_tokens)
-            return play(self.policy, part.orders, part.curves, by_context, self.reach_scale)
-        return play_policy(self.policy, part.orders, part.curves, self.price, self.reach_scale)
+        price = prices_at(self.prices, part.orders.context_tokens) if self.prices else self.price
+        return play_policy(self.policy, part.orders, part.curves, price, self.reach_scale)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -84,12 +80,13 @@ def fit_candidate(candidate: Candidate, part: Part) -> Fit:
     if candidate.kind == "fixed":
         return Fit(parse_policy(best_fixed(orders, curves).policy))
     if candidate.kind == "taps":
-        return Fit(_fit_taps(part.thinned(ASKED_TOKENS)))
+        few = part.thinned(ASKED_TOKENS)
+        return Fit(tune_taps_in_turn(few.orders, few.curves))
     if candidate.kind == "smart":
         few = part.thinned(ASKED_TOKENS)
         return Fit(tune_smart(few.orders, few.curves)[0])
     policy = parse_policy(candidate.kind)
-    if candidate.kind not in ("exact", "priced"):
+    if candidate.kind not in SCALED_POLICIES:
         return Fit(policy)
     scale = float(np.clip(measured_scale(play(policy, orders, curves)), *SCALE_BOUNDS))
     found = play(policy, orders, curves, reach_scale=scale)
@@ -97,15 +94,3 @@ def fit_candidate(candidate: Candidate, part: Part) -> Fit:
         return Fit(policy, found.price, scale)
     contexts = orders.context_tokens[found.visited]
     return Fit(policy, found.price, scale, tuple(price_ranges(contexts, round_tokens(found, orders), found.seconds)))
-
-
-def _fit_taps(part: Part) -> Taps:
-    """Settings one after the other: size without a threshold, threshold with as many nodes or more, weight on depth."""
-    orders, curves = part.orders, part.curves
-    largest = max(orders.max_nodes, 1)
-    sizes = sorted({min(size, largest) for size in TAPS_NODES})
-    policy, _ = tune_taps(orders, curves, sizes, [0.0], [Taps.depth_weight])
-    more = sorted({min(times * policy.max_nodes, largest) for times in (1, 2, 4)})
-    policy, _ = tune_taps(orders, curves, more, GRID_THRESHOLDS, [Taps.depth_weight])
-    weights = (0.0, Taps.depth_weight, 0.05, 0.2)
-    return tune_taps(orders, curves, [policy.max_nodes], [policy.utility_threshold], weights, policy)[0]

@@ -42,6 +42,12 @@ def record(row: Judged, rows: list[Judged], weights: NDArray[np.float64]) -> dic
     return made
 
 
+def evidence(winner: Judged, rows: list[Judged], weights: NDArray[np.float64]) -> dict[str, Any]:
+    """What a plan records of its choice: the winner's record, what the scorer gains, and whether it is worth it."""
+    made = {name: value for name, value in record(winner, rows, weights).items() if name != "name"}
+    return made | scorer_gain(rows, weights) | {"worth_it": made["gain_over_best_fixed"] >= WORTH_IT}
+
+
 def gain_over(row: Judged, base: Judged, weights: NDArray[np.float64], name: str) -> dict[str, Any]:
     """`gain_over_NAME` and its interval."""
     low, high = throughput_ratio_interval(row.text_seconds, base.text_seconds, weights)

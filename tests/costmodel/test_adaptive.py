@@ -185,3 +185,8 @@ def test_stages_that_an_interruption_cut_off_are_measured_after_it(tmp_path, cal
     assert [(cell.stage, cell.size, cell.context_tokens) for cell in profile.stages] == [
         (cell.stage, cell.size, cell.context_tokens) for cell in whole.stages
     ]
+
+
+def test_a_wanted_error_below_one_percent_is_not_said_to_be_none():
+    profile, _ = run(linear, AdaptivePlan(error=0.005, max_verify_tokens=8, max_context_tokens=64, max_seconds=1e9))
+    assert any("wider than the wanted 0.5%" in note for note in profile.notes)

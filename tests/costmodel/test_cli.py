@@ -58,6 +58,7 @@ def test_profile_json_is_one_document_and_the_default_place_is_the_cache(backend
     assert shown.exit_code == 0 and json.loads(shown.stdout)["profile"] == document["profile"]
     listed = json.loads(invoke("list", "--json").stdout)["profiles"]
     assert [row["name"] for row in listed if row["where"] == "this machine"] == [document["path"].split("/")[-1][:-5]]
+    assert "(this machine; measured; fake, toy; costmodel profile, " in invoke("list").stdout  # of what, not only whence
     assert {"a800-qwen3-4b", "a40-qwen3-8b"} <= {row["name"] for row in listed if row["where"] == "shipped"}
     assert {row["provenance"] for row in listed} >= {"measured", "published", "composed"} and all(row["source"] for row in listed)
 

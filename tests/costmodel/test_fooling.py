@@ -183,3 +183,31 @@ def test_thermal_drift_is_named(plan):
     backend = FakeBackend(VirtualClock(), noise=0.01, disturb=lambda call: 1 + 0.5 * call / 400)
     profile = run(backend, more)
     assert any(note.startswith("drift") for note in profile.notes)
+
+
+@PLANS
+def test_an_engine_that_runs_none_of_the_sizes_is_named(plan):
+    class Nothing(FakeBackend):
+        def verify(self, num_verify_tokens: int) -> int:
+            raise SizeNotExecutable("nothing was captured")
+
+    with pytest.raises(SizeNotExecutable, match="none of the sizes|nothing was captured"):
+        run(Nothing(VirtualClock()), plan)
+
+
+def test_a_batch_without_any_executable_size_is_left_out():
+    class Single(FakeBackend):
+        requests = 1
+
+        def prepare(self, context_tokens: int, num_requests: int = 1) -> None:
+            super().prepare(context_tokens, num_requests)
+            self.requests = num_requests
+
+        def verify(self, num_verify_tokens: int) -> int:
+            if self.requests > 1:
+                raise SizeNotExecutable("graphs of one request only")
+            return super().verify(num_verify_tokens)
+
+    profile = run(Single(VirtualClock()), replace(GRID, num_requests=(4, 1)))
+    assert {cell.num_requests for cell in (*profile.verify, *profile.stages)} == {1}
+    assert any("cannot execute 16 verify tokens for 4 requests" in note for note in profile.notes)

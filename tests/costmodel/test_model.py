@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from costmodel import CostModel, Profile, StageCell, VerifyCell, fit_cost
+from costmodel import CostModel, Identity, Profile, StageCell, VerifyCell, fit_cost
 from costmodel.errors import ProfileError, RequestsNotMeasured, UsageError
 
 

@@ -13,7 +13,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from costmodel import cli
+from costmodel import Identity, Profile, cli
 from costmodel.planning import page as pages
 from costmodel.planning.errors import PageUnavailable
 
@@ -184,3 +184,15 @@ def test_the_page_opens_in_a_browser_and_shows_the_chosen_budget(tmp_path):
     assert len(re.findall(r'class="[^"]*js-plotly-plot', shown)) == 4  # curves, throughput, map, cost
     map_text = shown[shown.index('id="map"') : shown.index('id="cost"')]
     assert f">{rows[0]['budget']}<" in map_text or f"{rows[0]['budget']}&lt;br&gt;" in map_text
+
+
+def test_a_profile_of_a_machine_without_memory_facts_says_why_nothing_is_said_of_fitting(tmp_path):
+    shape = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "intermediate": 128, "vocab": 1000}
+    identity = Identity(device="some CPU", target="toy", model_shape=shape, dtype="bfloat16", block_size=8)
+    Profile.from_points([1, 4, 8], [0.02, 0.021, 0.024], draft_seconds=0.002, identity=identity).save(tmp_path / "cpu.json")
+    arguments = ("whatif", "--profile", str(tmp_path / "cpu.json"), "--survival", "0.8")
+    silent = invoke(*arguments)
+    assert "what fits is not known: no memory size known for some CPU; --memory-gb gives it" in silent.stderr
+    assert " ? " in silent.stdout
+    told = invoke(*arguments, "--memory-gb", "4")
+    assert told.exit_code == 0 and "what fits is not known" not in told.stderr and " ? " not in told.stdout

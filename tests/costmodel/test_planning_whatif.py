@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel import CostModel, Identity
+from costmodel import CostModel, Identity, StageCell
 from costmodel.planning import Memory, Pricer, Settings, inverse, what_if
 from costmodel.planning.acceptance import from_conditional, from_survival
 from costmodel.planning.reach import expected_tokens
@@ -198,3 +198,21 @@ def test_gpus_against_the_textbook_erlang_c(load, slots):
 
 def test_square_root_staffing_takes_over_for_huge_loads():
     assert inverse.gpus_needed(1e6, 64) == math.ceil((1e6 + 2e3) / 64)
+
+
+def test_the_interval_of_a_draft_is_that_of_the_drafters_own_block():
+    """Block sizes beside it are measured too, and their spread says nothing about this one."""
+    made = profile()
+    spreads = {8: 3.0, 16: 1.1, 32: 3.0}
+    cells = tuple(StageCell("draft", size, 0, 1, 3e-3, 3e-3 / wide, 3e-3 * wide) for size, wide in spreads.items())
+    prices = [Pricer("p", CostModel(dataclasses.replace(made, stages=stages))) for stages in (cells, cells[1:2])]
+    several, own = (price.round_interval(4, 1024, 1) for price in prices)
+    assert (several.low, several.high) == (own.low, own.high)
+
+
+def test_a_mixture_of_experts_whose_experts_are_of_unknown_width_is_not_said_to_fit():
+    shape = {"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "intermediate": 128, "vocab": 1000, "experts": 8}
+    unknown = Memory.of(Identity(model_shape=shape, dtype="bfloat16"), gpu_bytes=1e9)
+    assert unknown.weights_bytes is None and unknown.largest_batch(100, 0) is None and "full shape" in str(unknown.unknown)
+    known = Memory.of(Identity(model_shape={**shape, "expert_intermediate": 32}, dtype="bfloat16"), gpu_bytes=1e9)
+    assert known.weights_bytes is not None and known.weights_bytes > 2 * 4 * 8 * 3 * 64 * 32  # all experts, two bytes each

@@ -14,6 +14,7 @@ from costmodel.backend import Backend
 from costmodel.errors import ConstantTokens, NoVerifyCalls, RowsMismatch
 from costmodel.measure import profile_backend
 from costmodel.plan import MeasurePlan
+from costmodel.planning.memory import Memory
 from decoder.backend import TransformersBackend, random_tree
 from decoder.batchdraft import BatchDrafts
 from decoder.batchverify import TreeSource, batch_mask, verify_trees
@@ -261,3 +262,27 @@ def test_the_checks_against_being_fooled_are_live(experts: Target, spoil: Callab
     spoil(backend)
     with pytest.raises(error):
         profile_backend(backend, GRID)
+
+
+def test_the_note_on_unbatched_drafts_outlives_the_last_place(target: Target) -> None:
+    """The reference point, of one request, is measured last; the drafts of two were no less calls in a row."""
+    plan = MeasurePlan(verify_tokens=(4,), context_tokens=(16,), num_requests=(1, 2), select_nodes=(4,), max_rounds=3)
+    notes = profile_backend(TransformersBackend(target, RandomDrafter(61)), plan).notes
+    assert sum("r calls in a row" in note for note in notes) == 1
+    alone = profile_backend(TransformersBackend(target, RandomDrafter(61)), GRID).notes
+    assert not any("calls in a row" in note for note in alone)
+
+
+def test_a_mixture_of_experts_says_how_wide_its_experts_are(experts: Target) -> None:
+    assert experts.shape["expert_intermediate"] == EXPERTS["moe_intermediate_size"]
+    memory = Memory.of(experts.identity(), gpu_bytes=1e9)
+    assert memory.weights_bytes == pytest.approx(4 * sum(parameter.numel() for parameter in experts.model.parameters()), rel=0.02)
+
+
+@pytest.mark.parametrize("device", ["cuda:93", "toaster", ""])
+@pytest.mark.parametrize("random_weights", [False, True])
+def test_a_device_that_is_not_here_is_wrong_usage(device: str, random_weights: bool, tmp_path) -> None:
+    tiny_target().model.save_pretrained(tmp_path / "model")
+    with pytest.raises(UsageError, match="cannot be used here") as caught:
+        TransformersBackend(str(tmp_path / "model"), None, dtype="float32", device=device, random_weights=random_weights)
+    assert "--device cpu" in str(caught.value.hint)

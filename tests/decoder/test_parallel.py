@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from decoder.errors import UsageError
-from decoder.parallel import check_linear, join_ranks
+from decoder.errors import TargetError, UsageError
+from decoder.parallel import check_linear, check_shares, join_ranks
+from decoder.target import Target
 from tests.decoder.helpers import tiny_model, tiny_target
 
 RANK = """
@@ -43,7 +44,6 @@ cli.main(f"{arguments} {grid}".split(), standalone_mode=False)
 def test_two_ranks_agree_with_one_process_and_one_of_them_writes(tmp_path: Path) -> None:
     import torch
 
-    from decoder.target import Target
     from tests.decoder.helpers import text_logits
 
     model = tiny_model(layers=2)
@@ -84,3 +84,15 @@ def test_sharded_layers_stay_as_they_are() -> None:
     assert check_linear("auto") == check_linear("default") == "default"
     with pytest.raises(UsageError, match="prepacked under tensor parallelism"):
         check_linear("prepacked")
+
+
+@pytest.mark.parametrize(("ranks", "uneven"), [(2, None), (3, "4 heads and 2 key/value heads"), (4, "2 key/value heads")])
+def test_heads_that_ranks_cannot_share_are_named(ranks: int, uneven: str | None, tmp_path: Path) -> None:
+    model = tiny_model(layers=1)
+    if uneven is None:
+        check_shares(model.config, ranks)
+        return
+    model.save_pretrained(tmp_path / "model")
+    for load in (lambda: check_shares(model.config, ranks), lambda: Target.load(str(tmp_path / "model"), tensor_parallel=ranks)):
+        with pytest.raises(TargetError, match=f"{uneven} cannot be shared by {ranks} ranks"):
+            load()

@@ -200,7 +200,8 @@ def test_train_command_leaves_out_and_starts_from(tmp_path: Path) -> None:
     again = [*arguments, str(tmp_path / "b"), "--start-from", str(tmp_path / "a" / "drafter")]
     refused = CliRunner().invoke(main, [*again, "--layers", "1"])
     assert refused.exit_code == 2 and "--layers cannot be chosen with --start-from" in refused.stderr
-    assert CliRunner().invoke(main, [*again, "--leave-out", "4"]).exit_code == 2
+    for wrong in (["--leave-out", "4"], ["--minutes", "0"], ["--minutes", "-1"]):
+        assert CliRunner().invoke(main, [*again, *wrong]).exit_code == 2
     assert CliRunner().invoke(main, again).exit_code == 0
     assert json.loads((tmp_path / "b" / "drafter" / "config.json").read_text())["num_hidden_layers"] == 1
 

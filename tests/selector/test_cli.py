@@ -16,6 +16,7 @@ from selector.calibration import Calibration
 from selector.cli import main
 from selector.commands.tune import load_embedding
 from selector.plan import Plan
+from selector.price import PriceRange
 from selector.trace import Trace
 from tests.selector.helpers import markov_trace
 from tests.selector.test_scorer import make_scorer
@@ -65,6 +66,17 @@ def test_replay_with_a_plan_replays_the_plans_policy_with_its_settings(machine):
     assert by_role["best fixed as drafted"]["share_of_gap"] == 0
     assert [row["name"] for row in rows if row["role"] == "asked"] == ["exact", "taps:3"]
     assert next(row for row in rows if row["name"] == "taps:3")["mean_nodes"] <= 3
+
+
+def test_replay_with_a_plan_takes_its_sizes_and_the_prices_that_were_found_for_it(machine):
+    ranges = [PriceRange(0, 20, 5.0), PriceRange(21, 99, 7.0)]
+    for policy, prices in (("priced", (5.0, 7.0)), ("exact", (20.0, 80.0))):  # of another policy: found on the texts replayed
+        path = Plan(policy, price=6.0, prices=ranges, max_nodes=3).save(machine / "plan.json")
+        document = json.loads(run("replay", "--plan", str(path), "--policies", "priced", "--json").stdout)
+        assert document["max_nodes"] == 3
+        found = next(row["price"] for row in document["rows"] if row["name"] == "priced")
+        assert prices[0] < found < prices[1]
+    assert json.loads(run("replay", "--plan", str(path), "--max-nodes", "5", "--json").stdout)["max_nodes"] == 5
 
 
 def test_explain_prints_draws_and_is_the_same_as_json(machine):

@@ -18,8 +18,8 @@ from costmodel.planning.pricing import Pricer
 from selector.batch import select_batch
 from selector.errors import CostCurveError, TraceError
 from selector.kernels import convex_minorant
-from selector.load.play import best_uniform, merged_at_fixed_point, merged_counts, play_load, text_queue
 from selector.load.curves import LoadCurves, load_curves
+from selector.load.play import best_uniform, merged_at_fixed_point, merged_counts, play_load, text_queue
 from selector.load.study import study_load
 from selector.orders import Orders, build_orders
 from selector.policies import FixedShape

@@ -134,6 +134,9 @@ def test_a_price_per_anchor_is_the_price_at_every_anchor():
     one = play(parse_policy("priced"), orders, curves, 30.0)
     many = play(parse_policy("priced"), orders, curves, np.full(len(orders.sizes), 30.0))
     np.testing.assert_array_equal(one.nodes, many.nodes)
+    asked = play_any(parse_policy("priced"), orders, curves, np.full(len(orders.sizes), 30.0))
+    np.testing.assert_array_equal(asked.nodes, play(parse_policy("priced"), orders, curves, 30.0, adapt=False).nodes)
+    assert asked.price == 30.0
     high = play(parse_policy("priced"), orders, curves, np.where(orders.context_tokens < 30, 1.0, 1e6))
     assert (high.nodes[orders.context_tokens[high.visited] >= 30] == 0).all()
     assert (high.nodes[orders.context_tokens[high.visited] < 30] > 0).any()

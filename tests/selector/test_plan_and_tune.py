@@ -91,6 +91,25 @@ def test_a_plan_and_its_scorer_survive_the_disk_together(tmp_path, files_hold_fa
     assert Plan.load(tmp_path / "elsewhere" / "plan.json").load_scorer().identity == FOR
 
 
+def test_a_plan_saved_elsewhere_takes_its_scorer_along(tmp_path, files_hold_fake_scorers):
+    first = Plan(identity=FOR, attached=MarginalScorer(identity=FOR)).save(tmp_path / "plan.json")
+    loaded = Plan.load(first)
+    copy = Plan.load(loaded.save(tmp_path / "elsewhere" / "other.json"))
+    assert copy.scorer.file == "other.scorer.safetensors" and copy.load_scorer().identity == FOR
+    assert Plan.load(loaded.save(first)).load_scorer().identity == FOR  # over itself
+    (tmp_path / "plan.scorer.safetensors").unlink()
+    with pytest.raises(PlanError, match="scorer is missing"):
+        loaded.save(tmp_path / "third.json")
+    assert not (tmp_path / "third.json").exists()
+
+
+def test_a_scorer_of_other_weights_than_the_plans_is_refused():
+    one, other = ({**FOR, "target_sha256": sha} for sha in ("aa", "bb"))
+    Plan(identity=one, attached=MarginalScorer(identity=FOR)).load_scorer()  # known on one side only
+    with pytest.raises(ScorerError, match="target_sha256"):
+        Plan(identity=one, attached=MarginalScorer(identity=other)).load_scorer()
+
+
 def test_a_missing_changed_or_foreign_scorer_is_refused(tmp_path, files_hold_fake_scorers):
     path = Plan(identity=FOR, attached=MarginalScorer(identity=FOR)).save(tmp_path / "plan.json")
     beside = tmp_path / "plan.scorer.safetensors"

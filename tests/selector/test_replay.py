@@ -10,6 +10,7 @@ from selector.errors import TraceError
 from selector.metrics import acceptance_by_depth, acceptance_rate
 from selector.orders import build_orders
 from selector.plan import Plan
+from selector.price import PriceRange, prices_at
 from selector.registry import parse_policy
 from selector.replay import replay
 from selector.rounds import build_curves, play, play_at_fixed_point
@@ -55,6 +56,17 @@ def decode_live(trace: Trace, cost: CostModel, selector: TreeSelector) -> tuple[
         assert out == generated
         num_tokens += len(generated) - 1
     return nodes, num_tokens, seconds
+
+
+def test_prices_by_range_are_charged_and_not_found_on_the_texts_replayed():
+    trace, cost = markov_trace(num_texts=4, length=24), cost_model()
+    ranges = [PriceRange(0, 29, 5.0), PriceRange(30, 99, 60.0)]
+    orders = build_orders(trace, 32)
+    expected = play(parse_policy("priced"), orders, build_curves(orders, cost), prices_at(ranges, orders.context_tokens), 0.9)
+    row = replay(trace, cost, ["priced"], 32, price=ranges, reach_scale=0.9, num_bootstrap=2).row("priced")
+    assert (row.seconds, row.price) == (expected.total_seconds, expected.price)
+    one, found = (replay(trace, cost, ["priced"], 32, price=price, num_bootstrap=2).row("priced") for price in (5.0, None))
+    assert one.price == 5.0 and found.price not in (5.0, row.price)
 
 
 @pytest.mark.parametrize("name", ["chain", "chain:2", "fixed:1", "fixed:6", "fixed:32", "unimodal", "exact"])

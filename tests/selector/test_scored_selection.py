@@ -11,8 +11,13 @@ from selector.calibration import Calibration
 from selector.drift import DriftAlarm, DriftSettings
 from selector.edges import EdgeSource
 from selector.errors import PlanError
-from selector.price import PriceRange
+from selector.orders import build_orders
+from selector.playing import play_policy
+from selector.price import PriceRange, prices_at
+from selector.rounds import build_curves
 from tests.selector.fake_scorers import ArbitraryScorer, FakeScorer, MarginalScorer
+from tests.selector.helpers import markov_trace
+from tests.selector.test_replay import cost_model, decode_live
 
 COST = CostModel.from_points([1, 2, 4, 8, 16, 32, 64], [0.042, 0.050, 0.053, 0.059, 0.076, 0.094, 0.14], draft_seconds=0.010)
 WORKED = Trellis.from_probabilities([[1, 2], [3, 4]], [[0.6, 0.3], [0.5, 0.4]])
@@ -74,7 +79,7 @@ def test_drift_falls_back_and_says_so_once_and_comes_back():
         selector.observe(tree, 2, 0.08, [1, 4, 5])
     assert 4 in selector.select_trellis(WORKED, 10, 9).token_ids[:3]
     assert selector.stats.fallbacks == 1 + 20 + 10  # the pause, and the rounds in which the scorer was checked
-    assert len(warned) == 1
+    assert [warning.filename for warning in warned] == [__file__]
 
 
 def test_without_tokens_the_number_of_accepted_nodes_is_compared():
@@ -106,6 +111,53 @@ def test_scoring_is_part_of_what_a_round_costs():
     assert unscored.select(logits, 10, root_token=1).num_nodes == sizes[0]
 
 
+def test_only_rounds_that_ask_the_scorer_are_charged_for_it():
+    """As large a tree as a selector without a scorer takes, where there is nothing to score."""
+    plan = Plan("exact", scoring_seconds=0.3)
+    logits = np.random.default_rng(0).standard_normal((6, 300)).astype(np.float32) * 2
+    scored, unscored = TreeSelector(COST, plan=plan, scorer=MarginalScorer()), TreeSelector(COST, plan=plan)
+    expected = unscored.select(logits, 10).num_nodes
+    assert scored.select(logits, 10).num_nodes == expected  # no root token
+    assert scored.select(logits, 10, root_token=1).num_nodes > expected
+    scored._edges.alarm.state = "paused"
+    assert scored.select(logits, 10, root_token=1).num_nodes == expected
+
+
+def test_a_scorer_put_aside_is_not_asked_where_it_cannot_be_checked():
+    scorer = WorkedScorer()
+    alarm = DriftAlarm(DriftSettings(rounds_between_false_alarms=10, first_pause=5, check_rounds=10))
+    selector = TreeSelector(COST, policy="fixed:3", scorer=scorer, alarm=alarm)
+    with pytest.warns(UserWarning, match="worse than the draft"):
+        while not selector.stats.drift_alarms:
+            selector.observe(selector.select_trellis(WORKED, 10, 9), 1, 0.08)
+    asked = len(scorer.batches)
+    for _ in range(50):
+        selector.observe(selector.select_trellis(WORKED, 10, 9), 1, 0.08)
+    assert (alarm.state, len(scorer.batches)) == ("checking", asked)
+    for _ in range(11):  # from the second on: the first round does not know yet that its tokens will be told
+        selector.observe(selector.select_trellis(WORKED, 10, 9), 2, 0.08, [1, 4, 5])
+    assert (alarm.state, len(scorer.batches)) == ("using", asked + 10)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_live_decoding_at_prices_by_range_is_the_replay_that_tuning_judges(seed):
+    """Scorer, scale of reach and time of scoring at once; the trackers held still."""
+    trace, cost, scorer = markov_trace(num_texts=3, length=24, seed=seed), cost_model(), ArbitraryScorer(3)
+    ranges = [PriceRange(0, 30, 25.0), PriceRange(31, 99, 35.0)]
+    plan = Plan("priced", prices=ranges, reach_scale=0.8, scoring_seconds=0.004)
+    selector = TreeSelector(cost, plan=plan, pause=None, scorer=scorer, alarm=DriftAlarm(DriftSettings(1e300)))
+    for low in (0, 31):
+        selector._prices.at(low).observe = lambda tokens, seconds: None
+    nodes, tokens, seconds = decode_live(trace, cost, selector)
+    orders = build_orders(trace, selector.max_nodes, None, scorer)
+    rounds = play_policy(
+        plan.make_policy(), orders, build_curves(orders, cost).plus(0.004), prices_at(ranges, orders.context_tokens), 0.8
+    )
+    assert rounds.nodes.tolist() == nodes
+    assert rounds.text_tokens.sum() == tokens
+    assert rounds.total_seconds == pytest.approx(seconds + 0.004 * len(nodes))
+
+
 def test_every_range_of_contexts_has_its_price():
     ranges = [PriceRange(100, 199, 40.0), PriceRange(10, 99, 60.0)]
     selector = TreeSelector(COST, plan=Plan("priced", price=50.0, prices=ranges), pause=None)
@@ -131,6 +183,7 @@ def test_contexts_beyond_the_traced_ones_are_counted_and_said_once():
         selector.select_trellis(WORKED, 301)
         selector.select_trellis(WORKED, 39)
     assert (selector.stats.out_of_range, len(warned)) == (2, 1)
+    assert warned[0].filename == __file__  # the line that called the selector
 
 
 def test_drafts_of_another_block_size_than_the_plans_are_refused():
@@ -139,7 +192,7 @@ def test_drafts_of_another_block_size_than_the_plans_are_refused():
     assert selector.select_trellis(Trellis(WORKED.token_ids[:1], WORKED.log_edges[:1]), 10).num_nodes == 2  # the end of a text
     with pytest.raises(PlanError, match="block_size is 3 in the plan, the draft has 5 positions") as caught:
         selector.select(np.zeros((5, 20), np.float32), 10)
-    assert caught.value.field == "block_size"
+    assert (caught.value.field, selector.stats.rounds) == ("block_size", 2)
 
 
 def test_warming_up_runs_the_scorer_once_and_leaves_no_trace():

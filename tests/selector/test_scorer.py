@@ -157,7 +157,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     pickled.write_bytes(b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94")
     with pytest.raises(ScorerError, match="is no scorer"):
         Scorer.load(pickled)
-    with pytest.raises(ScorerError, match=r"expected schema 'treebudget\.scorer'"):
+    with pytest.raises(ScorerError, match=r"is no scorer: .*expected 'treebudget\.scorer'"):
         Scorer.load(markov_trace(2, 5).save(tmp_path / "trace"))
     with pytest.raises(ScorerError, match="scale must be float32"):
         make_scorer(scale=np.zeros(DEPTH + 1, np.float32))

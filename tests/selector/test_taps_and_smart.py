@@ -14,9 +14,10 @@ from selector.pool import CandidatePool
 from selector.registry import parse_policy
 from selector.rounds import build_curves, play
 from selector.search import expand
-from selector.smart import Smart, tune_smart
-from selector.taps import Taps, tune_taps, within_top_k
+from selector.smart import Smart
+from selector.taps import Taps, within_top_k
 from selector.trellis import Trellis
+from selector.tuning.settings import tune_smart, tune_taps
 from tests.selector.helpers import COST_KINDS, markov_trace, random_cost, random_trellis
 
 seeds = st.integers(0, 2**32 - 1)
@@ -184,6 +185,6 @@ def test_tuning_finds_the_best_of_its_grid(machine):
     smart, smart_played = tune_smart(orders, curves, [50, 100])
     assert smart_played.tokens_per_second == max(play_any(Smart(p), orders, curves).tokens_per_second for p in (50, 100))
     assert smart.percent in (50, 100)
-    for tuner in (lambda: tune_taps(orders, curves, []), lambda: tune_smart(orders, curves, [])):
+    for tuner in (lambda: tune_taps(orders, curves, [], [0.0], [0.0]), lambda: tune_smart(orders, curves, [])):
         with pytest.raises(PolicyError):
             tuner()

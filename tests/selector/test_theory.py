@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -211,3 +213,11 @@ def test_rounds_that_depend_on_each_other_can_defeat_the_price():
         price = two_state_throughput(sizes, phi, cost, after)
     assert (sizes, price) == ([3, 0], pytest.approx(1.0756, abs=1e-4))
     assert best == pytest.approx(1.3017, abs=1e-4)
+
+
+def test_every_test_that_the_page_names_exists():
+    root = Path(__file__).resolve().parents[2]
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", (root / "docs" / "theory.md").read_text("utf-8"))
+    assert len(named) > 20
+    files = {path.name: path.read_text("utf-8") for path in (root / "tests").rglob("test_*.py")}
+    assert [name for file, name in named if f"def {name}(" not in files.get(file, "")] == []

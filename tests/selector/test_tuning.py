@@ -7,10 +7,13 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from costmodel import CostModel
 from selector import Plan, TreeSelector
 from selector.errors import TuneError
+from selector.metrics import resamples
 from selector.orders import build_orders
 from selector.playing import play_policy
 from selector.price import PriceRange, RangedPrice, prices_at
@@ -22,6 +25,8 @@ from selector.tune import candidates, split_halves, tune
 from selector.tuning import candidates as candidates_module
 from selector.tuning import pricing
 from selector.tuning.candidates import Candidate, Fit, fit_candidate
+from selector.tuning.choosing import choose
+from selector.tuning.judging import Judged
 from selector.tuning.parts import Part
 from selector.tuning.pricing import price_ranges, round_tokens
 from selector.tuning.training import Trained
@@ -161,6 +166,58 @@ def test_price_ranges_worked_example(monkeypatch):
     asked = np.array([1, 10, 24, 25, 400])
     np.testing.assert_array_equal(prices_at(ranges, asked), [2, 2, 2, 6, 6])
     assert [RangedPrice(ranges).at(context).price for context in asked.tolist()] == [2, 2, 2, 6, 6]
+
+
+def test_a_quantile_between_repeated_contexts_is_no_range():
+    """Two contexts, one a third of all rounds: the upper tercile lies on the second, the lower between them."""
+    tokens, seconds = np.ones(600, int), np.ones(600)
+    two = price_ranges(np.repeat([0, 100], [200, 400]), tokens, seconds)
+    assert two == [PriceRange(0, 66, 1.0), PriceRange(67, 100, 1.0)]
+    few = price_ranges(np.repeat([0, 50], [5, 595]), tokens, seconds)
+    assert few == [PriceRange(0, 50, 1.0)]  # five rounds are no price
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=80), st.integers(1, 20), st.integers(0, 1000))
+def test_price_ranges_cover_all_rounds_and_hold_enough_of_them(contexts, min_rounds, seed):
+    rng = np.random.default_rng(seed)
+    at, tokens, seconds = np.array(contexts), rng.integers(1, 6, len(contexts)), 0.1 + rng.random(len(contexts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pricing, "MIN_ROUNDS", min_rounds)
+        ranges = price_ranges(at, tokens, seconds)
+    assert (ranges[0].context_low, ranges[-1].context_high) == (at.min(), at.max())
+    assert [item.context_low for item in ranges[1:]] == [item.context_high + 1 for item in ranges[:-1]]
+    for item in ranges:
+        inside = [i for i, context in enumerate(contexts) if item.context_low <= context <= item.context_high]
+        assert len(ranges) == 1 or len(inside) >= min_rounds
+        assert item.price == pytest.approx(sum(tokens[inside]) / sum(seconds[inside]))
+    everywhere = np.arange(-2, 16)
+    live = [RangedPrice(ranges).at(context).price for context in everywhere.tolist()]
+    np.testing.assert_array_equal(prices_at(ranges[::-1], everywhere), live)
+
+
+def judged(kind: str, seconds: list[float], edges: str = "drafted") -> Judged:
+    """Four texts of ten tokens decoded in so many seconds each."""
+    return Judged(Candidate(kind, edges), 40, np.array(seconds), np.full(4, 5))
+
+
+def test_what_is_chosen_and_why():
+    weights = resamples(4, 200, 0)
+    plain, chain, fixed = judged("plain", [2.0] * 4), judged("chain", [1.5] * 4), judged("fixed", [1.0] * 4)
+    winner, reason = choose([plain, chain, fixed, judged("exact", [0.99] * 4)], weights)
+    assert winner.candidate.kind == "exact" and "+1.0% over the best fixed budget" in reason and "not worth it" in reason
+    winner, reason = choose([plain, chain, fixed, judged("exact", [0.9] * 4)], weights)
+    assert winner.candidate.kind == "exact" and "not worth it" not in reason
+    winner, reason = choose([plain, chain, fixed], weights)
+    assert winner is fixed and "over the best fixed" not in reason
+    slow = [plain, judged("chain", [2.1] * 4), judged("fixed", [1.99] * 4)]
+    winner, reason = choose(slow, weights)
+    assert winner is plain and "does not pay" in reason
+    lucky = [plain, judged("chain", [2.1] * 4), judged("fixed", [0.5, 2.2, 2.2, 2.2])]  # faster by one text only
+    assert choose(lucky, weights)[0] is plain
+    scored = judged("exact", [0.8] * 4, "scored")
+    winner, reason = choose([plain, chain, fixed, scored], weights)
+    assert winner is scored and "the scorer is worth +25.0% over the best without it" in reason
 
 
 def test_tokens_of_rounds_add_up():

@@ -1,0 +1,39 @@
+"""One safetensors file with a JSON description: read back as written, everything else refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from profiles.errors import FileFormatError
+from selector.errors import ScorerError, TraceError
+from selector.scorer import Scorer
+from selector.tensors import read_tensors, write_tensors
+from selector.trace import Trace
+
+
+def test_a_file_holds_what_was_written(tmp_path):
+    array = np.arange(6, dtype=np.float16).reshape(2, 3)
+    path = write_tensors(tmp_path / "folder" / "file", {"a": array}, "treebudget.test", 1, {"names": ["x", None]})
+    about, tensors = read_tensors(path, "treebudget.test", 2)
+    assert about == {"schema": "treebudget.test", "version": 1, "names": ["x", None]}
+    assert list(tensors) == ["a"] and tensors["a"].dtype == np.float16
+    np.testing.assert_array_equal(tensors["a"], array)
+    with pytest.raises(FileNotFoundError):
+        read_tensors(tmp_path / "none", "treebudget.test", 1)
+
+
+@pytest.mark.parametrize("described", [None, "[]", "7", "{", '{"schema": "treebudget.test"}',
+                                       '{"schema": "treebudget.test", "version": 0}',
+                                       '{"schema": "treebudget.test", "version": 2}',
+                                       '{"schema": "another", "version": 1}'])  # fmt: skip
+def test_other_files_are_refused_by_name(tmp_path, described):
+    path = tmp_path / "file"
+    path.write_bytes(save({"a": np.zeros(1)}, metadata=None if described is None else {"treebudget": described}))
+    with pytest.raises(FileFormatError):
+        read_tensors(path, "treebudget.test", 1)
+    with pytest.raises(TraceError, match=f"{path} is no trace: "):
+        Trace.load(path)
+    with pytest.raises(ScorerError, match=f"{path} is no scorer: "):
+        Scorer.load(path)
