@@ -41,7 +41,12 @@ class SpeedReference:
         """References on a cache of their own, through the very backend that profiles are measured with."""
         backend = TransformersBackend(target, drafter)
         layers = target.feature_layers
-        backend.prepare(context_tokens)
+
+        def before() -> None:
+            backend.prepare(context_tokens)  # anew: the drafter is shared, and what was decoded since has moved it elsewhere
+            target.set_feature_layers(layers)
+
+        before()
         tree = max(1, min(TREE_TOKENS, cost.max_verify_tokens))
         expected = {name: float(cost.verify_seconds(size, context_tokens)) for name, size in (("plain", 1), ("tree", tree))}
         calls: dict[str, Callable[[], Any]] = {"plain": lambda: backend.verify(1), "tree": lambda: backend.verify(tree)}
@@ -50,7 +55,7 @@ class SpeedReference:
             expected["draft"], calls["draft"] = draft_seconds, backend.draft
         for call in calls.values():
             call()
-        return cls(context_tokens, expected, calls, lambda: target.set_feature_layers(layers), {name: [] for name in calls})
+        return cls(context_tokens, expected, calls, before, {name: [] for name in calls})
 
     def measure(self) -> None:
         """Time every reference once."""

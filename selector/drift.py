@@ -1,5 +1,6 @@
-"""The drift alarm: says when a scorer does worse than the draft's own probabilities, and when it may be used again.
+"""The drift alarm: says when a scorer does worse than the draft's probabilities, and when it may be used again.
 
+The draft's are those that would be used instead of the scorer's: calibrated where the plan has a calibration.
 Every round tells what the target said after each accepted node, so the scorer and the draft can be compared by the
 likelihood they gave to it. Were the scorer's chances exactly right, the product over rounds of (draft's likelihood over
 scorer's) would be a martingale of mean 1. They are not, and the rounds of one text go wrong together; so that ratio is
@@ -65,7 +66,7 @@ class DriftEvent:
 
 
 class DriftAlarm:
-    """State machine: using -> paused (draft's own probabilities) -> checking (scored, not used) -> using or paused.
+    """State machine: using -> paused (the draft's probabilities) -> checking (scored, not used) -> using or paused.
 
     Pauses double each time a check fails. The caller scores rounds only while `wants_scores`.
     """
@@ -131,7 +132,7 @@ class DriftAlarm:
             return None
         rounds, worse = self._since, -self._total / self._since
         text = (
-            f"the scorer predicts the target worse than the draft's own probabilities, by {worse:.3f} nats per round over "
+            f"the scorer predicts the target worse than the draft's probabilities, by {worse:.3f} nats per round over "
             f"the last {rounds} rounds: it is not used for the next {self._pause} rounds (were these prompts unlike those "
             "it was trained on? train it on a trace of such prompts: selector tune)"
         )
@@ -151,7 +152,7 @@ class DriftAlarm:
             return None
         self._pause = self.settings.first_pause
         self._enter("using")
-        text = f"the scorer is used again: better than the draft's own probabilities by {better:.3f} nats over {rounds} rounds"
+        text = f"the scorer is used again: better than the draft's probabilities by {better:.3f} nats over {rounds} rounds"
         return DriftEvent("came_back", self.num_rounds, better, text)
 
     def _enter(self, state: str) -> None:

@@ -30,7 +30,7 @@ class EdgeSource:
         self.calibration, self.scorer, self.alarm = calibration, scorer, alarm
         self.used = DRAFTED  # in the last round
         self._told = True  # the last round's tokens: without them a scorer that was put aside cannot be checked
-        self._compared: tuple[Trellis, Trellis] | None = None  # drafted and scored in the last round, for the alarm
+        self._compared: tuple[Trellis, Trellis] | None = None  # the last round without the scorer and with it, for the alarm
 
     @property
     def is_drafted(self) -> bool:
@@ -55,14 +55,17 @@ class EdgeSource:
         wanted = self.alarm is None or self.alarm.use_scorer or (self.alarm.wants_scores and self._told)
         if self.scorer is not None and wanted and root_token >= 0 and candidates.log_edges.ndim == 2:
             by_scorer = scored(self.scorer, candidates, root_token)
-            self._compared = candidates, by_scorer
+            self._compared = self._calibrated(candidates), by_scorer
             if self.alarm is None or self.alarm.use_scorer:
                 self.used = SCORED
                 return by_scorer
+        self.used = DRAFTED if self.calibration is None else CALIBRATED
+        return self._calibrated(candidates) if self._compared is None else self._compared[0]
+
+    def _calibrated(self, drafted: Trellis) -> Trellis:
         if self.calibration is None:
-            return candidates
-        self.used = CALIBRATED
-        return replace(candidates, log_edges=self.calibration.apply(candidates.log_edges))
+            return drafted
+        return replace(drafted, log_edges=self.calibration.apply(drafted.log_edges))
 
     def observe(self, tree: DraftTree, num_accepted: int, token_ids: Sequence[int] | None) -> DriftEvent | None:
         """Tell the alarm what came of the last round; returns what it has to say.
@@ -75,9 +78,9 @@ class EdgeSource:
             return None
         self._told = token_ids is not None
         if self._compared is not None and token_ids is not None:
-            drafted, by_scorer = self._compared
+            instead, by_scorer = self._compared
             return self.alarm.observe(
-                *round_log_likelihoods(by_scorer.log_edges, drafted.log_edges, drafted.token_ids, token_ids)
+                *round_log_likelihoods(by_scorer.log_edges, instead.log_edges, instead.token_ids, token_ids)
             )
         if self._compared is not None and self.used == SCORED:
             return self.alarm.observe_tree(tree, num_accepted, self._compared[0].token_ids, self._compared[0].log_edges)

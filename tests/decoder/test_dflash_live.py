@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -84,6 +86,19 @@ def test_prediction_counts_the_rounds_that_were_decoded(target: Target) -> None:
         rounds = [entry for run in result.of(name) for entry in run.result.rounds]
         live = sum(entry.num_emitted for entry in rounds) / len(rounds)
         assert result.prediction.rates[name] == pytest.approx(live, rel=1e-3)
+
+
+def test_references_are_timed_in_between_what_is_decoded(target: Target) -> None:
+    """The drafter that they time is the one that decodes: neither may stumble over where the other left it."""
+    prompts = [Prompt("a b c"), Prompt("d e f g h")]
+    cost = CostModel.from_points([1, 8, 64], [1.0, 1.0, 1.1], draft_seconds=0.1)
+    settings = BenchSettings(("chain", "fixed:6"), max_new_tokens=20, max_nodes=20, top_k=8, pause=False)
+    result = run_bench(target, tiny_dflash(target), cost, prompts, settings)
+    alone = run_bench(target, tiny_dflash(target), cost, prompts, replace(settings, predict=False))
+    assert {row["num_samples"] for row in result.machine_speed["references"].values()} == {len(result.runs)}
+    assert set(result.machine_speed["references"]) == {"plain", "tree", "draft"} and alone.machine_speed is None
+    assert [run.result.token_ids for run in result.runs] == [run.result.token_ids for run in alone.runs]
+    assert [run.result.rounds[0].num_emitted for run in result.runs] == [run.result.rounds[0].num_emitted for run in alone.runs]
 
 
 def test_a_machine_twice_as_slow_as_its_profile_is_noticed(target: Target) -> None:

@@ -40,7 +40,7 @@ def test_fires_under_drift_and_says_so() -> None:
         events += play(alarm, RAW, GOOD, RAW, 1, rng)
     assert [event.kind for event in events] == ["fell_back"] and alarm.num_rounds < 2600
     assert not alarm.use_scorer and alarm.raised and not alarm.wants_scores and alarm.num_alarms == 1
-    assert "worse than the draft's own probabilities" in events[0].text and "selector tune" in events[0].text
+    assert "worse than the draft's probabilities" in events[0].text and "selector tune" in events[0].text
     assert events[0].nats_per_round < 0
 
 

@@ -91,6 +91,19 @@ def test_without_tokens_the_number_of_accepted_nodes_is_compared():
     assert selector.stats.drift_alarms == 1
 
 
+@pytest.mark.parametrize("sharpness", [None, 0.2])
+def test_the_alarm_compares_with_what_would_be_used_instead(sharpness):
+    """A scorer as good as the drafter is no worse; beside a calibration that knows better it is."""
+    calibration = None if sharpness is None else Calibration((sharpness,), (0.0,))
+    alarm = DriftAlarm(DriftSettings(rounds_between_false_alarms=100))
+    source = EdgeSource(calibration, MarginalScorer(top_k=2), alarm)
+    unsure = Trellis.from_probabilities([[1, 2]], [[0.97, 0.01]])
+    for _ in range(40):
+        tree = TreeSelector(COST, policy="fixed:1").select_trellis(source.apply(unsure, 9), 10)
+        source.observe(tree, 0, [2])  # the unlikely one, every time
+    assert (alarm.num_alarms > 0) == (sharpness is not None)
+
+
 def test_an_alarm_hears_nothing_of_rounds_without_a_scorer():
     source = EdgeSource(alarm=DriftAlarm())
     assert source.apply(WORKED, 9) is WORKED
