@@ -30,8 +30,8 @@ from profiles.errors import TreebudgetError
 from selector import Trace
 from selector.calibration import Calibration
 from selector.commands.tune import load_embedding
-from selector.drift import DriftSettings
-from selector.driftstudy import (
+from selector.drift.alarm import DriftSettings
+from selector.drift.study import (
     ALL,
     KINDS,
     NUM_ORDERS,
@@ -45,10 +45,10 @@ from selector.driftstudy import (
 from selector.edges import DRAFTED, SCORED
 from selector.errors import TraceError
 from selector.reliability import Reliability, draw_reliability
-from selector.replay import largest_replayable, what_if
+from selector.replaying.replay import largest_replayable, what_if
 from selector.scorer import Scorer, ScorerSettings, train_scorer
+from selector.scorer.study import EDGES, BudgetRow, ThroughputRow, judge_on, make_parts, study_budgets, study_throughput
 from selector.scorer.training import MIN_TEXTS, split_texts
-from selector.scorerstudy import EDGES, BudgetRow, ThroughputRow, judge_on, make_parts, study_budgets, study_throughput
 from selector.scoring import measure_scoring_seconds
 from selector.tuning.parts import Part, fit_calibration_on
 

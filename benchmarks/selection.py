@@ -8,7 +8,7 @@ Compared, interleaved and on one thread, for every shape and budget:
   search      ours, the compiled search alone, its arrays made beforehand
   expand      ours, the public call from a trellis to an expansion of fresh arrays
   python      plain-Python best-first over the same candidates, its lists made beforehand, no ties looked at
-  reference   selector/reference.py over the same trellis, ties and all
+  reference   selector/search/reference.py over the same trellis, ties and all
 Ratios are of the two samples of each interleaved round: median, 10th and 90th percentile; and of the best samples, which
 tells most on a machine that others use.
 Before anything is timed, all are checked to give trees of the same sum of reach.
@@ -35,10 +35,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.growing import expand_logits
-from selector.kernels import BUDGET, best_first
-from selector.reference import expand_in_python
-from selector.search import expand
+from selector.search.expansion import expand
+from selector.search.growing import expand_logits
+from selector.search.kernels import BUDGET, best_first
+from selector.search.reference import expand_in_python
 from selector.tree import DraftTree
 
 SHAPES = ((15, 151_936), (7, 49_152))

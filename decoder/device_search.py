@@ -3,7 +3,7 @@
 Level by level: of the nodes of one depth only the best `max_nodes` can be in the tree, and only under parents that are
 such nodes themselves. So each level is a table of (kept parents) x (K candidates) and one stable sort, and a last stable
 sort over all levels gives the order of nodes. The tables are laid out so that stability alone settles ties as
-`selector.search` does: a row of candidates by token id, parents by their own rank, levels by depth.
+`selector.search.expansion` does: a row of candidates by token id, parents by their own rank, levels by depth.
 
 Every operation has a shape that depends on its arguments' shapes only, so a call can be captured in a CUDA graph.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from selector.errors import PolicyError
-from selector.kernels import BUDGET, EXACT, FIRST_DESCENT, PRICED
+from selector.search.kernels import BUDGET, EXACT, FIRST_DESCENT, PRICED
 from selector.tree import DraftTree
 
 RULES = {"fixed": BUDGET, "exact": EXACT, "priced": PRICED, "unimodal": FIRST_DESCENT}
@@ -152,7 +152,7 @@ def trellis_from_logits(logits: Tensor, top_k: int) -> DeviceTrellis:
 
 
 def expand_on_device(trellis: DeviceTrellis, max_nodes: int) -> DeviceOrder:
-    """The first `max_nodes` nodes of every request; the same order as `selector.search.expand`, ties included."""
+    """The first `max_nodes` nodes of every request; the same order as `selector.search.expansion.expand`, ties included."""
     token_ids, by_token = trellis.token_ids.sort(dim=2, stable=True)
     requests, depth, k = token_ids.shape
     conditional = trellis.log_edges.dim() == 4
@@ -209,7 +209,7 @@ def _merge_levels(
 def choose_sizes(
     order: DeviceOrder, rule: int, round_seconds: Tensor | None = None, price: Tensor | float = 0.0, bonus: Tensor | float = 1.0
 ) -> Tensor:
-    """(R,) int64 nodes to take of every order; rules, `price` and `bonus` as `selector.search.expand`.
+    """(R,) int64 nodes to take of every order; rules, `price` and `bonus` as `selector.search.expansion.expand`.
 
     Args:
         round_seconds: (N + 1,) or (R, N + 1) float64 on the device, seconds of a round with n nodes at index n. A curve

@@ -16,7 +16,7 @@ from decoder.selectiontiming import selection_times
 from decoder.target import Target
 from decoder.tracing import trace_identity, traced_text
 from selector import Trace, TraceText
-from selector.replay import replay
+from selector.replaying.replay import replay
 
 
 @torch.inference_mode()

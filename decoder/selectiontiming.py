@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from selector import Trellis
-from selector.reference import expand_in_python
-from selector.search import expand
+from selector.search.expansion import expand
+from selector.search.reference import expand_in_python
 
 NUM_ROUNDS = 120
 BUDGETS = (8, 16, 64)

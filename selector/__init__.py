@@ -7,7 +7,7 @@ from selector.plan import Plan
 from selector.policies import Policy
 from selector.pool import CandidatePool
 from selector.registry import POLICY_NAMES, parse_policy
-from selector.replay import Replay, replay
+from selector.replaying.replay import Replay, replay
 from selector.selector import TreeSelector
 from selector.trace import Trace, TraceText, TraceWriter
 from selector.tree import DraftTree

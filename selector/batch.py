@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selector.errors import CostCurveError
-from selector.kernels import END_MAX_NODES, UNLISTED_MASS_TOLERANCE
 from selector.policies import Candidates, Curve, expand_candidates, is_flat
 from selector.pool import CandidatePool
-from selector.search import Expansion
+from selector.search.expansion import Expansion
+from selector.search.kernels import END_MAX_NODES, UNLISTED_MASS_TOLERANCE
 from selector.tree import DraftTree
 
 Array = NDArray[np.float64]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from selector.calibration import Calibration
-from selector.drift import DriftAlarm, DriftEvent, round_log_likelihoods
+from selector.drift.alarm import DriftAlarm, DriftEvent, round_log_likelihoods
 from selector.policies import Candidates
 from selector.pool import CandidatePool
 from selector.scoring import EdgeScorer, scored

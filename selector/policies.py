@@ -8,11 +8,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from selector import search
 from selector.errors import CostCurveError
-from selector.kernels import BUDGET, END_DESCENT, END_MAX_NODES, EXACT, FIRST_DESCENT, PRICED
 from selector.pool import CandidatePool, expand_pool, expand_pool_chain
-from selector.search import Expansion
+from selector.search.expansion import Expansion, expand, expand_chain
+from selector.search.kernels import BUDGET, END_DESCENT, END_MAX_NODES, EXACT, FIRST_DESCENT, PRICED
 from selector.tree import DraftTree
 from selector.trellis import Trellis
 
@@ -98,7 +97,7 @@ class FixedShape:
         limit = min(wanted, inputs.max_nodes)
         is_pool = isinstance(candidates, CandidatePool)
         if self.kind == "chain":
-            expansion = expand_pool_chain(candidates, limit) if is_pool else search.expand_chain(candidates, limit)  # type: ignore[arg-type]
+            expansion = expand_pool_chain(candidates, limit) if is_pool else expand_chain(candidates, limit)  # type: ignore[arg-type]
         else:
             expansion = expand_candidates(candidates, limit)
         status = "budget"
@@ -150,10 +149,10 @@ def expand_candidates(
     price: float = 0.0,
     bonus: float = 1.0,
 ) -> Expansion:
-    """Nodes of a trellis or a pool in order of reach; arguments as `search.expand`."""
+    """Nodes of a trellis or a pool in order of reach; arguments as `expand`."""
     if isinstance(candidates, CandidatePool):
         return expand_pool(candidates, max_nodes, rule, cost, price, bonus)
-    return search.expand(candidates, max_nodes, rule, cost, price, bonus)
+    return expand(candidates, max_nodes, rule, cost, price, bonus)
 
 
 def _status(expansion: Expansion, max_nodes: int) -> str:

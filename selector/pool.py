@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from selector.errors import PoolError
-from selector.kernels import BUDGET, END_DESCENT, END_EXHAUSTED, END_MAX_NODES, FIRST_DESCENT, PRICED
-from selector.search import Expansion
+from selector.search.expansion import Expansion
+from selector.search.kernels import BUDGET, END_DESCENT, END_EXHAUSTED, END_MAX_NODES, FIRST_DESCENT, PRICED
 from selector.trellis import MASS_TOLERANCE
 
 
@@ -110,7 +110,7 @@ def expand_pool(
     price: float = 0.0,
     bonus: float = 1.0,
 ) -> Expansion:
-    """As `search.expand`, over a pool: all its nodes are ordered (last tie: place in the pool), then a size is chosen."""
+    """As `expansion.expand`, over a pool: all its nodes are ordered (last tie: place in the pool), then a size is chosen."""
     log_reach = pool.log_reach
     order = np.lexsort((pool.token_ids, pool.depths, -log_reach))
     order = order[log_reach[order] > -np.inf]

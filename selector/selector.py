@@ -9,9 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.drift import DriftAlarm
+from selector.drift.alarm import DriftAlarm
 from selector.edges import SCORED, EdgeSource
-from selector.growing import may_be_cut_short, select_grown
 from selector.limits import PlanLimits
 from selector.pause import DraftingPause, PauseSettings
 from selector.plan import Plan
@@ -20,6 +19,7 @@ from selector.pool import CandidatePool
 from selector.price import RangedPrice, ReachScale
 from selector.registry import parse_policy
 from selector.scoring import EdgeScorer
+from selector.search.growing import may_be_cut_short, select_grown
 from selector.smart import Smart
 from selector.stats import SelectorStats
 from selector.tree import DraftTree

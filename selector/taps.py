@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from selector.errors import PolicyError
 from selector.policies import Candidates, RoundInputs, expand_candidates
-from selector.search import Expansion
+from selector.search.expansion import Expansion
 from selector.tree import DraftTree
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
-from selector.search import Expansion
+from selector.search.expansion import Expansion
 
 
 @njit(cache=True)

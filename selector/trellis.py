@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from selector.errors import TrellisError
-from selector.topk import ROW_NAN, ROW_OK, top_k_log_softmax
+from selector.search.topk import ROW_NAN, ROW_OK, top_k_log_softmax
 
 MASS_TOLERANCE = 1e-4  # edge probabilities out of one parent may exceed 1 by this much (float32 sums)
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from selector.edges import CALIBRATED, DRAFTED, SCORED
 from selector.errors import TraceMismatch, TuneError
-from selector.metrics import resamples
 from selector.plan import Plan
-from selector.replay import largest_replayable, what_if
+from selector.replaying.metrics import resamples
+from selector.replaying.replay import largest_replayable, what_if
 from selector.scoring import EdgeScorer
 from selector.trace import Trace
 from selector.tuning.candidates import CANDIDATES, candidates, fit_candidate

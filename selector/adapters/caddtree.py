@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from selector.adapters import ddtree
 from selector.adapters.arrays import require_equal
 from selector.errors import PolicyError
-from selector.growing import expand_logits
-from selector.kernels import EXACT, FIRST_DESCENT
 from selector.policies import is_flat
+from selector.search.growing import expand_logits
+from selector.search.kernels import EXACT, FIRST_DESCENT
 from selector.tree import DraftTree
 
 RULES = {"exact": EXACT, "unimodal": FIRST_DESCENT}

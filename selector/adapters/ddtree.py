@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from selector.adapters.arrays import as_kind_of, host_array, require_equal, tree_from_parents
-from selector.growing import expand_logits
+from selector.search.growing import expand_logits
 from selector.tree import DraftTree
 
 
@@ -60,7 +60,7 @@ def build_ddtree_tree(draft_logits: Any, budget: int) -> DDTreeArrays:
     Args:
         draft_logits: (depth, vocab), numpy or torch. budget: nodes, the root not counted.
 
-    Equal reaches are ordered as `selector.search` says, where the public code goes by ranks; sums of reach are equal.
+    Equal reaches are ordered as `selector.search.expansion` says, where the public code goes by ranks; sums of reach are equal.
     """
     if budget <= 0 or len(draft_logits) == 0:
         return from_tree(DraftTree.root_only(), draft_logits)

@@ -14,8 +14,8 @@ from selector.plan import Plan
 from selector.policies import Policy
 from selector.price import PriceRange
 from selector.registry import POLICY_NAMES
-from selector.replay import DEFAULT_POLICIES, Replay
-from selector.replay import replay as replay_trace
+from selector.replaying.replay import DEFAULT_POLICIES, Replay
+from selector.replaying.replay import replay as replay_trace
 
 
 @click.command(epilog="Example: selector replay --profile here.json --trace trace.safetensors --policies exact,priced")

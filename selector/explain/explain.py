@@ -11,14 +11,14 @@ from selector.edges import CALIBRATED, DRAFTED, SCORED
 from selector.explain.account import Explanation
 from selector.explain.errors import ExplainError
 from selector.explain.ledger import Ledger
-from selector.orders import Orders, build_orders
 from selector.plan import Plan
-from selector.playing import accepted_nodes
 from selector.policies import SCALED_POLICIES, Policy, RoundInputs
 from selector.price import RangedPrice
 from selector.registry import parse_policy
-from selector.replay import largest_replayable
-from selector.rounds import Curves, build_curves, play_at_fixed_point
+from selector.replaying.orders import Orders, build_orders
+from selector.replaying.playing import accepted_nodes
+from selector.replaying.replay import largest_replayable
+from selector.replaying.rounds import Curves, build_curves, play_at_fixed_point
 from selector.scoring import EdgeScorer
 from selector.trace import Trace
 from selector.tree import DraftTree

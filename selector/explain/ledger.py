@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selector.explain.account import Divergence, NodeAccount
-from selector.orders import Orders
-from selector.search import expand
+from selector.replaying.orders import Orders
+from selector.search.expansion import expand
 from selector.tree import DraftTree
 
 SEARCHED_NODES = 1024  # of the order of reach, to say where candidates stand in it

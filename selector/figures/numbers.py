@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.ceilings import listed_depths
-from selector.orders import Orders
 from selector.policies import FixedShape
-from selector.replay import BUDGET_GRID
-from selector.rounds import CONTEXT_BUCKET_TOKENS, Curves, play
+from selector.replaying.ceilings import listed_depths
+from selector.replaying.orders import Orders
+from selector.replaying.replay import BUDGET_GRID
+from selector.replaying.rounds import CONTEXT_BUCKET_TOKENS, Curves, play
 from selector.trace import Trace
 
 COVERAGE_BUDGETS = (8, 16, 32, 64, 128, 256, 512)

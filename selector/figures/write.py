@@ -12,9 +12,9 @@ from selector.figures import draw
 from selector.figures.numbers import COVERAGE_BUDGETS, coverage, rank_shares, stage_seconds, sweep
 from selector.figures.reliability import draw_reliability, reliability_numbers
 from selector.figures.style import house_style, new_figure, picture_ending, provenance, save_figure
-from selector.orders import build_orders
-from selector.replay import Replay
-from selector.rounds import build_curves
+from selector.replaying.orders import build_orders
+from selector.replaying.replay import Replay
+from selector.replaying.rounds import build_curves
 from selector.scoring import EdgeScorer
 from selector.trace import Trace
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from selector.batch import batch_curve
 from selector.errors import CostCurveError
-from selector.kernels import convex_minorant
-from selector.rounds import CONTEXT_BUCKET_TOKENS
+from selector.replaying.rounds import CONTEXT_BUCKET_TOKENS
+from selector.search.kernels import convex_minorant
 
 Array = NDArray[np.float64]
 DEFAULT_BLOCK_SIZE = 16  # of the drafter, where the profile does not say

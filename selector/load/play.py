@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from selector.errors import TraceError
 from selector.load.curves import LoadCurves
-from selector.orders import Orders
-from selector.replay import BUDGET_GRID
-from selector.rounds import CONTEXT_BUCKET_TOKENS
+from selector.replaying.orders import Orders
+from selector.replaying.replay import BUDGET_GRID
+from selector.replaying.rounds import CONTEXT_BUCKET_TOKENS
 
 TEXTS_PER_REQUEST = 8  # at least so many texts pass through every place of a batch
 PLAIN, UNIFORM, MERGED = 0, 1, 2

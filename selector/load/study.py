@@ -12,8 +12,8 @@ from selector.calibration import Calibration
 from selector.errors import TraceError
 from selector.load.curves import LoadCurves, load_curves
 from selector.load.play import best_uniform, merged_at_fixed_point, play_load, text_queue
-from selector.orders import Orders, build_orders
-from selector.replay import largest_replayable, what_if
+from selector.replaying.orders import Orders, build_orders
+from selector.replaying.replay import largest_replayable, what_if
 from selector.trace import Trace
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from selector.edges import CALIBRATED, DRAFTED, SCORED
-from selector.playing import play_policy
 from selector.policies import SCALED_POLICIES, Policy
 from selector.price import PriceRange, prices_at
 from selector.registry import parse_policy
-from selector.replay import best_chain, best_fixed
-from selector.rounds import Rounds, measured_scale, play
+from selector.replaying.playing import play_policy
+from selector.replaying.replay import best_chain, best_fixed
+from selector.replaying.rounds import Rounds, measured_scale, play
 from selector.tuning.parts import Part
 from selector.tuning.pricing import price_ranges, round_tokens
 from selector.tuning.settings import tune_smart, tune_taps_in_turn

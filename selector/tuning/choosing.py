@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selector.edges import CALIBRATED, DRAFTED, SCORED
-from selector.metrics import throughput_ratio_interval
+from selector.replaying.metrics import throughput_ratio_interval
 from selector.tuning.candidates import Candidate
 from selector.tuning.judging import Judged
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from selector.calibration import Calibration, fit_calibration
-from selector.orders import Orders, build_orders
 from selector.policies import ByCost
-from selector.rounds import Curves, build_curves, play
+from selector.replaying.orders import Orders, build_orders
+from selector.replaying.rounds import Curves, build_curves, play
 from selector.scoring import EdgeScorer
 from selector.trace import Trace
 

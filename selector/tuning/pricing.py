@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.orders import Orders
 from selector.price import PriceRange
-from selector.rounds import Rounds
+from selector.replaying.orders import Orders
+from selector.replaying.rounds import Rounds
 
 NUM_RANGES, MIN_ROUNDS = 3, 200  # terciles of the contexts of rounds, joined where one would hold fewer rounds
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from itertools import product
 
 from selector.errors import PolicyError
-from selector.orders import Orders
-from selector.playing import play_any
-from selector.rounds import Curves, Rounds
+from selector.replaying.orders import Orders
+from selector.replaying.playing import play_any
+from selector.replaying.rounds import Curves, Rounds
 from selector.smart import Smart
 from selector.taps import Taps
 

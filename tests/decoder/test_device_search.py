@@ -19,8 +19,8 @@ from decoder.device_search import (
     trellis_from_logits,
 )
 from selector.errors import PolicyError
-from selector.kernels import BUDGET, EXACT, FIRST_DESCENT, PRICED
-from selector.search import expand
+from selector.search.expansion import expand
+from selector.search.kernels import BUDGET, EXACT, FIRST_DESCENT, PRICED
 from selector.tree import DraftTree
 from selector.trellis import Trellis
 from tests.selector.helpers import COST_KINDS, random_cost, random_trellis

@@ -9,9 +9,9 @@ from selector.adapters import bastion, caddtree, ddtree, sglang
 from selector.adapters.arrays import parents_from_mask, tree_from_parents
 from selector.adapters.errors import AdapterError
 from selector.errors import PolicyError
-from selector.growing import expand_logits
-from selector.reference import best_size, expand_in_python
-from selector.search import expand
+from selector.search.expansion import expand
+from selector.search.growing import expand_logits
+from selector.search.reference import best_size, expand_in_python
 from selector.tree import DraftTree
 from selector.trellis import Trellis
 

@@ -14,7 +14,7 @@ from selector.errors import CostCurveError
 from selector.policies import RoundInputs
 from selector.pool import CandidatePool
 from selector.registry import parse_policy
-from selector.search import expand
+from selector.search.expansion import expand
 from selector.trellis import Trellis
 from tests.selector.helpers import COST_KINDS, best_sums, random_cost, random_trellis
 

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from costmodel import CostModel
 from selector.calibration import Calibration
-from selector.ceilings import cheapest_at_least, listed_depths, play_oracle, share_of_gap
-from selector.orders import Orders, build_orders
-from selector.playing import play_policy
 from selector.registry import parse_policy
-from selector.replay import replay
-from selector.rounds import Curves
+from selector.replaying.ceilings import cheapest_at_least, listed_depths, play_oracle, share_of_gap
+from selector.replaying.orders import Orders, build_orders
+from selector.replaying.playing import play_policy
+from selector.replaying.replay import replay
+from selector.replaying.rounds import Curves
 from selector.trace import Trace, TraceText
 from tests.selector.helpers import COST_KINDS, markov_trace, random_cost
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selector.drift import LOG_SMALLEST, DriftAlarm, DriftSettings, accepted_log_likelihoods, round_log_likelihoods
+from selector.drift.alarm import LOG_SMALLEST, DriftAlarm, DriftSettings, accepted_log_likelihoods, round_log_likelihoods
 from selector.errors import ScorerError
-from selector.search import expand
+from selector.search.expansion import expand
 from selector.tree import DraftTree
 from selector.trellis import Trellis
 from tests.selector.helpers import random_trellis

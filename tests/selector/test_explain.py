@@ -14,10 +14,10 @@ from selector.explain.picture import draw_explanation, drawn_nodes, layout
 from selector.explain.terminal import print_explanation
 from selector.explain.tokens import TokenNames, load_names, tokenizer_file
 from selector.figures import FigureError
-from selector.orders import build_orders
 from selector.plan import Plan
 from selector.registry import parse_policy
-from selector.rounds import build_curves, play
+from selector.replaying.orders import build_orders
+from selector.replaying.rounds import build_curves, play
 from selector.trace import Trace, TraceText
 from tests.selector.helpers import markov_trace
 
@@ -80,7 +80,7 @@ def test_rounds_are_those_of_replay(name):
     single = build_orders(trace.select([1]), 16)
     curves = build_curves(single, cost)
     if name in ("taps", "smart"):
-        from selector.playing import play_any
+        from selector.replaying.playing import play_any
 
         rounds = play_any(parse_policy(name), single, curves)
     else:

@@ -16,10 +16,10 @@ from selector.figures.labels import Spot, label_points
 from selector.figures.numbers import coverage, rank_shares, stage_seconds, sweep
 from selector.figures.reliability import reliability_numbers
 from selector.figures.style import house_style, new_figure, save_figure
-from selector.orders import build_orders
 from selector.registry import parse_policy
-from selector.replay import replay
-from selector.rounds import build_curves, play
+from selector.replaying.orders import build_orders
+from selector.replaying.replay import replay
+from selector.replaying.rounds import build_curves, play
 from selector.trace import Trace
 from tests.selector.helpers import markov_trace
 

@@ -17,14 +17,14 @@ from costmodel import CostModel, load_profile
 from costmodel.planning.pricing import Pricer
 from selector.batch import select_batch
 from selector.errors import CostCurveError, TraceError
-from selector.kernels import convex_minorant
 from selector.load.curves import LoadCurves, load_curves
 from selector.load.play import best_uniform, merged_at_fixed_point, merged_counts, play_load, text_queue
 from selector.load.study import study_load
-from selector.orders import Orders, build_orders
 from selector.policies import FixedShape
 from selector.registry import parse_policy
-from selector.rounds import build_curves, play, play_plain
+from selector.replaying.orders import Orders, build_orders
+from selector.replaying.rounds import build_curves, play, play_plain
+from selector.search.kernels import convex_minorant
 from selector.trace import Trace
 from selector.trellis import Trellis
 from tests.selector.helpers import COST_KINDS, markov_trace, random_cost

@@ -11,12 +11,12 @@ from costmodel import CostModel
 from selector import Plan, TreeSelector, Trellis
 from selector import scoring as scoring_module
 from selector.calibration import Calibration
-from selector.drift import DriftAlarm, DriftSettings
-from selector.orders import Anchors, build_orders
-from selector.playing import play_any, play_policy
+from selector.drift.alarm import DriftAlarm, DriftSettings
 from selector.policies import RoundInputs
 from selector.registry import parse_policy
-from selector.rounds import build_curves, play
+from selector.replaying.orders import Anchors, build_orders
+from selector.replaying.playing import play_any, play_policy
+from selector.replaying.rounds import build_curves, play
 from selector.scoring import measure_scoring_seconds, score_chunks
 from selector.tree import DraftTree
 from tests.selector.fake_scorers import ArbitraryScorer, MarginalScorer

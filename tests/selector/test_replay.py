@@ -7,13 +7,13 @@ from costmodel import CostModel
 from selector import TreeSelector, Trellis
 from selector.calibration import Calibration
 from selector.errors import TraceError
-from selector.metrics import acceptance_by_depth, acceptance_rate
-from selector.orders import build_orders
 from selector.plan import Plan
 from selector.price import PriceRange, prices_at
 from selector.registry import parse_policy
-from selector.replay import replay
-from selector.rounds import build_curves, play, play_at_fixed_point
+from selector.replaying.metrics import acceptance_by_depth, acceptance_rate
+from selector.replaying.orders import build_orders
+from selector.replaying.replay import replay
+from selector.replaying.rounds import build_curves, play, play_at_fixed_point
 from selector.trace import Trace, TraceText
 from tests.selector.helpers import markov_trace
 

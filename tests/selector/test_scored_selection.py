@@ -8,13 +8,13 @@ import pytest
 from costmodel import CostModel
 from selector import CandidatePool, Plan, TreeSelector, Trellis
 from selector.calibration import Calibration
-from selector.drift import DriftAlarm, DriftSettings
+from selector.drift.alarm import DriftAlarm, DriftSettings
 from selector.edges import EdgeSource
 from selector.errors import PlanError
-from selector.orders import build_orders
-from selector.playing import play_policy
 from selector.price import PriceRange, prices_at
-from selector.rounds import build_curves
+from selector.replaying.orders import build_orders
+from selector.replaying.playing import play_policy
+from selector.replaying.rounds import build_curves
 from tests.selector.fake_scorers import ArbitraryScorer, FakeScorer, MarginalScorer
 from tests.selector.helpers import markov_trace
 from tests.selector.test_replay import cost_model, decode_live

@@ -18,16 +18,16 @@ from safetensors.numpy import save_file
 
 from costmodel import CostModel
 from selector import TreeSelector
-from selector.drift import DriftAlarm, DriftSettings, round_log_likelihoods
-from selector.driftplay import gains_by_depth, play_with_alarm, round_gains, scored_rows
-from selector.driftstudy import ALL, Run, by_kind, critical_exponent, kind_of, study_drift
+from selector.drift.alarm import DriftAlarm, DriftSettings, round_log_likelihoods
+from selector.drift.play import gains_by_depth, play_with_alarm, round_gains, scored_rows
+from selector.drift.study import ALL, Run, by_kind, critical_exponent, kind_of, study_drift
 from selector.edges import CALIBRATED, DRAFTED, SCORED
-from selector.orders import build_orders
 from selector.policies import ByCost
 from selector.reliability import labelled_rows
-from selector.rounds import build_curves, play
+from selector.replaying.orders import build_orders
+from selector.replaying.rounds import build_curves, play
 from selector.scorer.samples import collect
-from selector.scorerstudy import judge_on, make_parts, study_budgets, study_throughput
+from selector.scorer.study import judge_on, make_parts, study_budgets, study_throughput
 from selector.trace import Trace
 from selector.trellis import Trellis
 from selector.tuning.parts import Part, fit_calibration_on

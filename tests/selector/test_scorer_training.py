@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from selector.errors import ScorerError
-from selector.reference import expand_in_python
 from selector.scorer import Scorer, ScorerSettings, tokens_per_round_by_budget, train_scorer
 from selector.scorer.calibration import fit_depth_calibration
 from selector.scorer.judging import path_ranks, play_budget
 from selector.scorer.samples import collect
+from selector.search.reference import expand_in_python
 from selector.trace import Trace, TraceText
 from selector.trellis import Trellis
 from tests.selector.helpers import markov_trace

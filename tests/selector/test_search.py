@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selector.kernels import (
+from selector.search.expansion import expand, expand_chain
+from selector.search.kernels import (
     END_CERTIFIED,
     END_EXHAUSTED,
     END_MAX_NODES,
@@ -16,8 +17,7 @@ from selector.kernels import (
     convex_minorant,
     order_all,
 )
-from selector.reference import best_size, expand_in_python
-from selector.search import expand, expand_chain
+from selector.search.reference import best_size, expand_in_python
 from selector.trellis import Trellis
 from tests.selector.helpers import COST_KINDS, all_nodes, best_sums, random_cost, random_trellis
 

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from costmodel import CostModel
 from selector.errors import PolicyError
-from selector.orders import build_orders
-from selector.playing import play_any
 from selector.policies import RoundInputs
 from selector.pool import CandidatePool
 from selector.registry import parse_policy
-from selector.rounds import build_curves, play
-from selector.search import expand
+from selector.replaying.orders import build_orders
+from selector.replaying.playing import play_any
+from selector.replaying.rounds import build_curves, play
+from selector.search.expansion import expand
 from selector.smart import Smart
 from selector.taps import Taps, within_top_k
 from selector.trellis import Trellis

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selector.kernels import BUDGET, EXACT, FIRST_DESCENT, PRICED
-from selector.search import Expansion, expand
+from selector.search.expansion import Expansion, expand
+from selector.search.kernels import BUDGET, EXACT, FIRST_DESCENT, PRICED
 from selector.trellis import Trellis
 from tests.selector.helpers import COST_KINDS, random_cost, random_trellis
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from selector.search import expand, expand_chain
+from selector.search.expansion import expand, expand_chain
 from selector.tree import DraftTree
 from selector.trellis import Trellis
 from tests.selector.helpers import random_trellis

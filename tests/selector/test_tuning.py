@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from costmodel import CostModel
 from selector import Plan, TreeSelector
 from selector.errors import TuneError
-from selector.metrics import resamples
-from selector.orders import build_orders
-from selector.playing import play_policy
 from selector.price import PriceRange, RangedPrice, prices_at
 from selector.registry import parse_policy
-from selector.rounds import build_curves, play, play_plain
+from selector.replaying.metrics import resamples
+from selector.replaying.orders import build_orders
+from selector.replaying.playing import play_policy
+from selector.replaying.rounds import build_curves, play, play_plain
 from selector.taps import Taps
 from selector.trace import Trace
 from selector.tune import candidates, split_halves, tune

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selector.calibration import Calibration
-from selector.kernels import order_all
 from selector.scoring import EdgeScorer, score_chunks, scored
+from selector.search.kernels import order_all
 from selector.trace import Trace
 from selector.trellis import Trellis
 

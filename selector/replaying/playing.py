@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.orders import Orders
 from selector.policies import ByCost, FixedShape, Plain, Policy, RoundInputs
-from selector.rounds import Curves, Rounds, play
+from selector.replaying.orders import Orders
+from selector.replaying.rounds import Curves, Rounds, play
 from selector.tree import DraftTree
 
 

@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from selector.calibration import Calibration
-from selector.ceilings import play_oracle
 from selector.errors import TraceError
-from selector.metrics import resamples
-from selector.orders import Orders, build_orders
-from selector.playing import play_policy
 from selector.policies import FixedShape, Policy
 from selector.price import PriceRange, prices_at
 from selector.registry import parse_policy
-from selector.rounds import Curves, Rounds, build_curves, play, play_plain
-from selector.rows import Baselines, ReplayRow, make_row
+from selector.replaying.ceilings import play_oracle
+from selector.replaying.metrics import resamples
+from selector.replaying.orders import Orders, build_orders
+from selector.replaying.playing import play_policy
+from selector.replaying.rounds import Curves, Rounds, build_curves, play, play_plain
+from selector.replaying.rows import Baselines, ReplayRow, make_row
 from selector.scoring import EdgeScorer
 from selector.trace import Trace
 

@@ -11,8 +11,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from selector.orders import Orders
-from selector.rounds import Curves, Rounds
+from selector.replaying.orders import Orders
+from selector.replaying.rounds import Curves, Rounds
 
 ORACLE, ORACLE_DRAFTER = "oracle", "oracle drafter"
 PLAIN_STEP = -1

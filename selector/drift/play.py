@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.drift import DriftAlarm, DriftEvent
-from selector.orders import Orders
+from selector.drift.alarm import DriftAlarm, DriftEvent
 from selector.price import ReachScale
 from selector.reliability import log_losses
-from selector.rounds import Curves, Rounds
+from selector.replaying.orders import Orders
+from selector.replaying.rounds import Curves, Rounds
 from selector.scorer.samples import Samples
 from selector.scoring import EdgeScorer, score_chunks
 
@@ -58,7 +58,7 @@ def scored_rows(scorer: EdgeScorer, samples: Samples) -> NDArray[np.float64]:
 def gains_by_depth(rows: NDArray[np.float64], base: NDArray[np.float64], samples: Samples) -> NDArray[np.float64]:
     """(A, depth + 1) nats by which `rows` foresaw the first n tokens of every anchor's path better than `base`, at n.
 
-    With n = accepted + 1 it is the difference of the two that `drift.round_log_likelihoods` gives for that round.
+    With n = accepted + 1 it is the difference of the two that `alarm.round_log_likelihoods` gives for that round.
 
     Args:
         rows, base: (G, k) log edges of the groups, such as `scored_rows` and drafted log-probabilities.

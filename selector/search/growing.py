@@ -8,9 +8,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from selector.kernels import BUDGET
 from selector.policies import FixedShape, Policy, RoundInputs
-from selector.search import Expansion, expand
+from selector.search.expansion import Expansion, expand
+from selector.search.kernels import BUDGET
 from selector.taps import Taps
 from selector.tree import DraftTree
 from selector.trellis import Trellis
@@ -61,7 +61,7 @@ def expand_logits(
     Rows that turn out too short (see `rows_to_grow`) are scanned again for 4 times as many, until none is left.
 
     Args:
-        logits: (depth, vocab), numpy or torch. max_nodes, rule, cost, price, bonus: as `search.expand`.
+        logits: (depth, vocab), numpy or torch. max_nodes, rule, cost, price, bonus: as `expansion.expand`.
         top_k: candidates listed at first; default 16, or a 16th of max_nodes if that is more.
     """
     trellis = Trellis.from_logits(logits, top_k or max(FIRST_TOP_K, max_nodes // 16))

@@ -34,7 +34,7 @@ MISSING_FLOOR = 1e-5  # some chance is always left to what is not listed, as in 
 class DriftSettings:
     """How sure the alarm wants to be; counts are drafting rounds.
 
-    `exponent` was found on prompts for tuning, on texts kept from the scorer (`driftstudy.critical_exponent`: 0.45 for
+    `exponent` was found on prompts for tuning, on texts kept from the scorer (`drift.study.critical_exponent`: 0.45 for
     blocks of 64 rounds, 0.75 for whole texts, 1.4 if rounds were independent). At 1, scorers that were better by 0.4 nats
     a round were put aside for one odd text.
     """

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from selector.calibration import Calibration
 from selector.edges import CALIBRATED, DRAFTED, SCORED
-from selector.metrics import resamples, throughput_ratio_interval
 from selector.policies import FixedShape
 from selector.reliability import Reliability, judge_edges
-from selector.rounds import Rounds, play, play_plain
+from selector.replaying.metrics import resamples, throughput_ratio_interval
+from selector.replaying.rounds import Rounds, play, play_plain
 from selector.scorer.samples import collect
 from selector.scoring import EdgeScorer, score_chunks
 from selector.trace import Trace

@@ -11,9 +11,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from selector.errors import PolicyError
-from selector.kernels import EXACT, FIRST_DESCENT, PRICED
-from selector.orders import Orders
 from selector.policies import ByCost, FixedShape, Plain, Policy, is_flat
+from selector.replaying.orders import Orders
+from selector.search.kernels import EXACT, FIRST_DESCENT, PRICED
 
 CONTEXT_BUCKET_TOKENS = 16  # contexts are rounded to this, as the cost model does
 _CHAIN, _FIXED, _BY_COST = 0, 1, 2

@@ -1,4 +1,4 @@
-"""Best-first tree building in plain Python: the readable twin of `search`, for tests, benchmarks and doubters."""
+"""Best-first tree building in plain Python: the readable twin of `expansion`, for tests, benchmarks and doubters."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.kernels import END_EXHAUSTED, END_MAX_NODES
-from selector.search import Expansion
+from selector.search.expansion import Expansion
+from selector.search.kernels import END_EXHAUSTED, END_MAX_NODES
 from selector.trellis import Trellis
 
 

@@ -13,13 +13,13 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 
 from selector.calibration import Calibration
-from selector.drift import DriftAlarm, DriftSettings
-from selector.driftplay import AlarmPlay, gains_by_depth, play_with_alarm, round_gains, scored_rows
-from selector.metrics import resamples, throughput_ratio_interval
-from selector.orders import Orders, build_orders
+from selector.drift.alarm import DriftAlarm, DriftSettings
+from selector.drift.play import AlarmPlay, gains_by_depth, play_with_alarm, round_gains, scored_rows
 from selector.policies import ByCost
 from selector.reliability import labelled_rows
-from selector.rounds import Curves, Rounds, play
+from selector.replaying.metrics import resamples, throughput_ratio_interval
+from selector.replaying.orders import Orders, build_orders
+from selector.replaying.rounds import Curves, Rounds, play
 from selector.scorer import Scorer
 from selector.scorer.samples import Samples, collect
 from selector.scoring import EdgeScorer

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.ceilings import share_of_gap
-from selector.metrics import acceptance_by_depth, acceptance_rate, group_indices, throughput_ratio_interval
-from selector.rounds import Rounds, measured_scale
+from selector.replaying.ceilings import share_of_gap
+from selector.replaying.metrics import acceptance_by_depth, acceptance_rate, group_indices, throughput_ratio_interval
+from selector.replaying.rounds import Rounds, measured_scale
 
 
 @dataclass(frozen=True, eq=False)

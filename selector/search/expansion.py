@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from selector.kernels import BUDGET, END_EXHAUSTED, END_MAX_NODES, best_first
+from selector.search.kernels import BUDGET, END_EXHAUSTED, END_MAX_NODES, best_first
 from selector.trellis import Trellis
 
 _NO_COST = np.ones(1)
