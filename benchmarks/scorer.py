@@ -47,8 +47,9 @@ from selector.errors import TraceError
 from selector.reliability import Reliability, draw_reliability
 from selector.replaying.replay import largest_replayable, what_if
 from selector.scorer import Scorer, ScorerSettings, train_scorer
+from selector.scorer.preparing import split_texts
 from selector.scorer.study import EDGES, BudgetRow, ThroughputRow, judge_on, make_parts, study_budgets, study_throughput
-from selector.scorer.training import MIN_TEXTS, split_texts
+from selector.scorer.training import MIN_TEXTS
 from selector.scoring import measure_scoring_seconds
 from selector.tuning.parts import Part, fit_calibration_on
 

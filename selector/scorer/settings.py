@@ -19,7 +19,9 @@ class ScorerSettings:
         soft_share: share of the target's distribution in the labels where a trace has it, the rest is the token of the
             text. sharpening: exponent on the target's probabilities before they are labels (infinity: its argmax).
         unvisited_weight: weight of anchors from which decoding would start no round.
-        validation_share: share of the texts kept for early stopping and calibration.
+        validation_share: share of the texts kept for early stopping. calibration_folds: further networks, each blind to
+            that fraction of the texts, on which the calibration is fitted; below 2, or where the time does not suffice, it
+            is fitted on the texts kept aside.
         averaging: share of the past in the running mean of the weights, which is what is judged and kept.
         max_epochs, max_steps: whichever is shorter; the learning rate falls to nearly 0 until there. patience: epochs
             without a better held-out log-loss before it stops. max_seconds: training stops there in any case, best
@@ -43,8 +45,9 @@ class ScorerSettings:
     max_epochs: int = 20
     max_steps: int = 4000
     patience: int = 5
-    max_seconds: float = 240.0
+    max_seconds: float = 400.0
     validation_share: float = 0.2
+    calibration_folds: int = 4
     seed: int = 0
     device: str = "cpu"
 
@@ -62,6 +65,8 @@ class ScorerSettings:
         ):
             if getattr(self, name) < 1:
                 raise ScorerError(f"scorer settings: {name} must be at least 1, got {getattr(self, name)}")
+        if self.calibration_folds < 0:
+            raise ScorerError(f"scorer settings: calibration_folds must not be negative, got {self.calibration_folds}")
         for name in ("kl_weight", "reach_weight", "weight_decay", "learning_rate", "max_seconds", "sharpening"):
             if not getattr(self, name) >= 0:
                 raise ScorerError(f"scorer settings: {name} must not be negative, got {getattr(self, name)}")

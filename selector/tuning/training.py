@@ -13,7 +13,7 @@ from selector.scoring import EdgeScorer
 from selector.trace import Trace
 
 TRAIN = "train"
-TRAINING_SECONDS = 180.0  # of all three trainings together: a quarter per half of the texts, half of it for all texts
+TRAINING_SECONDS = 300.0  # of all three trainings together: a quarter per half of the texts, half of it for all texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ def make_trainer(
 def _train(trace: Trace, embedding: NDArray[Any], settings: Any, seconds: float) -> Trained:
     """Train within the time; the texts kept aside for stopping are told back, to fit on them what the scorer did not see."""
     from selector.scorer import ScorerSettings, train_scorer
-    from selector.scorer.training import split_texts
+    from selector.scorer.preparing import split_texts
 
     settings = settings or ScorerSettings()
     settings = replace(settings, max_seconds=min(settings.max_seconds, seconds))

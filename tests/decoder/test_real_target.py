@@ -64,4 +64,5 @@ def test_bfloat16_loads_and_speaks(target: Target) -> None:
     small = Target.load(DEFAULT_TARGET, dtype="bfloat16")
     assert small.dtype == torch.bfloat16 and small.identity().dtype == "bfloat16"
     ids = encode_prompt(small.tokenizer, "What is the capital of France?")
+    ids += small.tokenizer.encode("The capital of France is", add_special_tokens=False)  # the first word alone is a near-tie
     assert "Paris" in small.tokenizer.decode(Decoder(small).generate(ids, 16).token_ids)

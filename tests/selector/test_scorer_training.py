@@ -8,7 +8,10 @@ import pytest
 from selector.errors import ScorerError
 from selector.scorer import Scorer, ScorerSettings, tokens_per_round_by_budget, train_scorer
 from selector.scorer.calibration import fit_depth_calibration
+from selector.scorer.crossfit import blind_evidence, evidence
+from selector.scorer.fitting import fit_network
 from selector.scorer.judging import path_ranks, play_budget
+from selector.scorer.preparing import ReducedEmbedding, deal_texts, prepare, split_texts
 from selector.scorer.samples import collect
 from selector.search.reference import expand_in_python
 from selector.trace import Trace, TraceText
@@ -131,8 +134,6 @@ def test_training_repeats_and_the_network_in_training_is_the_scorer() -> None:
 
 
 def test_held_out_loss_in_training_is_the_scorers_own_before_calibration() -> None:
-    from selector.scorer.training import split_texts
-
     trace, settings = markov_trace(num_texts=10, seed=3), replace(SMALL, max_epochs=3, unvisited_weight=1.0)
     scorer = train_scorer(trace, np.eye(VOCAB), settings)
     ones = np.ones(trace.depth, np.float32)
@@ -221,3 +222,29 @@ def test_a_budget_counts_only_nodes_within_it() -> None:
     assert ranks.tolist() == [[1, 5]]
     visited, accepted = play_budget(np.array([[0, 3], [9, 0], [0, 0], [0, 0]]), [0, 4], 4)
     assert visited.tolist() == [0] and accepted.tolist() == [2]
+
+
+def test_calibration_on_every_text_by_networks_that_did_not_see_it() -> None:
+    """Each text is in one fold; what its network says of it is what a network trained on the others says."""
+    trace = markov_trace(num_texts=12, seed=4)
+    folds = deal_texts(trace, 3, seed=0)
+    assert sorted(index for fold in folds for index in fold) == list(range(12)) and {len(fold) for fold in folds} == {4}
+    settings = replace(SMALL, max_epochs=2, calibration_folds=3)
+    table = ReducedEmbedding.of(np.eye(VOCAB), settings)
+    found = blind_evidence(torch, trace, table, settings, 0.0)
+    prepared = prepare(torch, trace, sorted(set(range(12)) - set(folds[1])), folds[1], table, settings)
+    fitted, _ = fit_network(torch, prepared.train, prepared.held, prepared.reduced, trace.depth, settings, None)
+    own = evidence(torch, fitted, prepared.held, prepared.reduced, settings)
+    first = len(collect(trace.select(folds[0]), settings.top_k).label)
+    np.testing.assert_allclose(found.residuals[first : first + len(own.label)], own.residuals, atol=1e-6)
+    assert len(found.label) == len(collect(trace, settings.top_k).label)
+
+
+@pytest.mark.parametrize(("folds", "seconds"), [(4, 60.0), (4, 0.0), (1, 60.0), (0, 60.0)])
+def test_calibration_falls_back_to_the_texts_kept_aside(folds: int, seconds: float) -> None:
+    trace = markov_trace(num_texts=8, seed=2)
+    settings = replace(SMALL, max_epochs=2, calibration_folds=folds, max_seconds=seconds)
+    blind = train_scorer(trace, np.eye(VOCAB), settings).training["calibrated_on"].startswith("every text")
+    assert blind == (folds > 1 and seconds > 0)
+    with pytest.raises(ScorerError, match="calibration_folds must not be negative"):
+        replace(settings, calibration_folds=-1)
