@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -45,7 +46,8 @@ class TreebudgetGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; UsageError exits 2, any other library or file error 1, Ctrl-C 130."""
         try:
-            return super().invoke(ctx)
+            with warnings_as_notes():
+                return super().invoke(ctx)
         except TreebudgetError as error:
             _print_error(str(error), error.hint)
             code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
@@ -58,6 +60,22 @@ class TreebudgetGroup(click.Group):
             click.echo("\ninterrupted: what was done is kept; run the same command again to go on", err=True)
             code = EXIT_INTERRUPTED
         raise click.exceptions.Exit(code)
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Print what the libraries warn a user of as one line on stderr, without the place in the code."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if category is UserWarning:
+                click.echo(f"warning: {message}", err=True)
+            else:
+                usual(message, category, *place, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def _print_error(message: str, hint: str | None) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import click
 import numpy as np
@@ -54,3 +55,21 @@ def test_one_json_document_on_stdout_and_progress_on_stderr():
     assert json.loads(result.stdout) == {"a": 1.5, "b": [0, 1], "c": None, "d": [True, None], "json": True}
     assert "working" in result.stderr
     assert CliRunner().invoke(main, ["work", "--quiet"]).stderr == ""
+
+
+def test_warnings_of_the_libraries_are_one_line_each():
+    @click.group(cls=TreebudgetGroup)
+    def main():
+        pass
+
+    @main.command()
+    def run():
+        warnings.warn("a context of 203 tokens lies outside", stacklevel=1)
+        warnings.warn("leave the usual ones as they are", DeprecationWarning, stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        result = CliRunner().invoke(main, ["run"])
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[0] == "warning: a context of 203 tokens lies outside"
+    assert "test_clitools.py" not in result.stderr.splitlines()[0]
