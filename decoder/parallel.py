@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shlex
 import sys
@@ -47,7 +48,16 @@ def join_ranks(tensor_parallel: int, device: str) -> str:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
+        atexit.register(_leave_ranks)
     return device
+
+
+def _leave_ranks() -> None:
+    """Stop the group's threads before the interpreter ends: one that still runs then aborts the process now and then."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def rank_of(tensor_parallel: int) -> int:
