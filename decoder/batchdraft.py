@@ -12,24 +12,6 @@ from decoder.drafters.base import Drafter
 from decoder.drafters.dflash import ContextCache, DFlashDrafter
 
 
-class RowsCache(ContextCache):
-    """A drafter's context of several requests of one length."""
-
-    def __init__(self, num_layers: int, num_requests: int) -> None:
-        super().__init__(num_layers)
-        self.num_requests = num_requests
-
-    def _grow(self, layer: int, keys: torch.Tensor, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = (self.num_requests, keys.shape[1], max(512, 2 * end), keys.shape[3])
-        grown = (keys.new_zeros(shape), keys.new_zeros(shape))
-        old = self.buffers[layer]
-        if old is not None:
-            for new, buffer in zip(grown, old, strict=True):
-                new[:, :, : self.length] = buffer[:, :, : self.length]
-        self.buffers[layer] = grown
-        return grown
-
-
 class BatchDrafts:
     """Drafts of one drafter for r requests: one pass for all where it is a DFlash drafter, else r calls in a row."""
 
@@ -39,7 +21,7 @@ class BatchDrafts:
         self.length = 0
         self.joint = isinstance(drafter, DFlashDrafter) and num_requests > 1
         if isinstance(drafter, DFlashDrafter) and num_requests > 1:
-            self.cache = RowsCache(len(drafter.model.layers), num_requests)
+            self.cache = ContextCache(len(drafter.model.layers), num_requests)
 
     @torch.inference_mode()
     def extend(self, features: torch.Tensor, once: bool = False) -> None:
@@ -63,20 +45,9 @@ class BatchDrafts:
         """Logits (block_size - 1, vocab) for every request; `block_size` 0 is the drafter's own."""
         with block_of(self.drafter, block_size or self.drafter.block_size):
             if self.joint:
-                return list(self._draft_jointly(root_tokens))
+                assert isinstance(self.drafter, DFlashDrafter)
+                return list(self.drafter.draft_rows(root_tokens, self.cache))
             return [self.drafter.draft(root, self.length) for root in root_tokens]
-
-    def _draft_jointly(self, root_tokens: list[int]) -> torch.Tensor:
-        drafter = self.drafter
-        assert isinstance(drafter, DFlashDrafter)
-        size, requests = drafter.block_size, self.num_requests
-        block = drafter.embedding[drafter.config.mask_token_id].expand(requests, size, -1).clone()
-        block[:, 0] = drafter.embedding[torch.tensor(root_tokens, device=block.device)]
-        positions = torch.arange(self.length, self.length + size, device=block.device).expand(requests, -1)
-        masks = drafter._block_masks(self.length)
-        hidden = drafter.model(block * drafter.config.embedding_scale, positions, self.cache.append, masks)
-        logits = drafter.model.logits(hidden[:, 1:].flatten(0, 1), drafter.head)
-        return logits.unflatten(0, (requests, size - 1))
 
 
 def other_block_sizes(drafter: Drafter) -> tuple[int, ...]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from decoder.cache import TreeCache
-from decoder.sampling import RowChoice, TokenChooser
+from decoder.sampling import TokenChooser
 from decoder.target import Target, TargetOutput
+from decoder.verify import walk
 from selector import DraftTree
 
 Forward = Callable[[torch.Tensor, torch.Tensor, TreeCache, "torch.Tensor | None"], TargetOutput]
@@ -59,7 +59,8 @@ def verify_trees(target: Target, cache: TreeCache, trees: Sequence[DraftTree], c
     output = (forward or target.forward_batch)(ids.to(target.device), positions.to(target.device), cache, mask)
     choice = chooser.prepare(output.logits)
     slots = trees[0].num_verify_tokens
-    return [_walk(tree, choice, request * slots) for request, tree in enumerate(trees)]
+    return [walk(tree, lambda slot, first=request * slots: choice.token(first + slot))[0]  # type: ignore[misc]
+            for request, tree in enumerate(trees)]
 
 
 def batch_mask(trees: Sequence[DraftTree], context_tokens: int, device: torch.device | str = "cpu") -> torch.Tensor | None:
@@ -68,11 +69,3 @@ def batch_mask(trees: Sequence[DraftTree], context_tokens: int, device: torch.de
         return None
     own = torch.from_numpy(np.stack([tree.attention_mask() for tree in trees]))[:, None].to(device)  # (r, 1, t, t)
     return torch.cat([own.new_ones((*own.shape[:3], context_tokens)), own], dim=3)
-
-
-def _walk(tree: Any, choice: RowChoice, first_row: int) -> list[int]:
-    slots, slot = [], 0
-    while slot >= 0:
-        slots.append(slot)
-        slot = tree.child_with_token(slot, choice.token(first_row + slot))
-    return slots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,11 +50,15 @@ def accept(tree: Any, logits: torch.Tensor, chooser: TokenChooser) -> tuple[list
     Returns the visited slots and the target's token at each. At temperature 0 that is the text plain decoding gives; above
     it, every emitted token is a draw from the target's distribution given the tokens before, whatever was drafted.
     """
-    choice = chooser.prepare(logits)
+    return walk(tree, chooser.prepare(logits).token)
+
+
+def walk(tree: Any, token_at: Callable[[int], int]) -> tuple[list[int], list[int]]:
+    """The visited slots and the token at each; `token_at(slot)` is asked for visited slots only, once and in order."""
     slots, tokens, slot = [], [], 0
     while slot >= 0:
         slots.append(slot)
-        tokens.append(choice.token(slot))
+        tokens.append(token_at(slot))
         slot = int(tree.child_with_token(slot, tokens[-1]))
     return slots, tokens
 

@@ -18,10 +18,13 @@ from profiles.files import file_sha256, write_atomic
 
 
 class ContextCache:
-    """Preallocated keys and values of committed tokens, with room for one block behind them."""
+    """Preallocated keys and values of committed tokens, with room for one block behind them; of several requests of one length.
 
-    def __init__(self, num_layers: int) -> None:
-        self.length = 0
+    Keys and values of one row are every request's.
+    """
+
+    def __init__(self, num_layers: int, num_requests: int = 1) -> None:
+        self.length, self.num_requests = 0, num_requests
         self.buffers: list[KeysValues | None] = [None] * num_layers
 
     def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
@@ -35,7 +38,7 @@ class ContextCache:
         return buffer[0][:, :, :end], buffer[1][:, :, :end]
 
     def _grow(self, layer: int, keys: torch.Tensor, end: int) -> KeysValues:
-        shape = (1, keys.shape[1], max(512, 2 * end), keys.shape[3])
+        shape = (self.num_requests, keys.shape[1], max(512, 2 * end), keys.shape[3])
         grown = (keys.new_zeros(shape), keys.new_zeros(shape))
         old = self.buffers[layer]
         if old is not None:
@@ -96,11 +99,17 @@ class DFlashDrafter:
         """Logits of shape (block_size - 1, vocab), float32, of the tokens after the root."""
         if context_tokens != self.cache.length:
             raise DrafterError(f"drafter has features of {self.cache.length} tokens, the root stands at {context_tokens}")
-        block = self._mask_row.expand(1, self.block_size, -1).clone()
-        block[0, 0] = self.embedding[root_token]
-        positions = torch.arange(context_tokens, context_tokens + self.block_size, device=block.device)[None]
-        hidden = self.model(block * self.config.embedding_scale, positions, self.cache.append, self._block_masks(context_tokens))
-        return self.model.logits(hidden[0, 1:], self.head)
+        return self.draft_rows([root_token], self.cache)[0]
+
+    @torch.inference_mode()
+    def draft_rows(self, root_tokens: list[int], cache: ContextCache) -> torch.Tensor:
+        """As `draft`, for requests that share one pass behind `cache`: (requests, block_size - 1, vocab)."""
+        requests, size = len(root_tokens), self.block_size
+        block = self._mask_row.expand(requests, size, -1).clone()
+        block[:, 0] = self.embedding[torch.tensor(root_tokens, device=block.device)]
+        positions = torch.arange(cache.length, cache.length + size, device=block.device).expand(requests, -1)
+        hidden = self.model(block * self.config.embedding_scale, positions, cache.append, self._block_masks(cache.length))
+        return self.model.logits(hidden[:, 1:].flatten(0, 1), self.head).unflatten(0, (requests, size - 1))
 
     def _block_masks(self, context_tokens: int) -> list[torch.Tensor | None]:
         """Per layer: None where every row sees everything, else the causal or windowed mask (1, 1, block, keys)."""
