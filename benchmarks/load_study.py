@@ -14,7 +14,6 @@ Example: python benchmarks/load_study.py --trace eval.safetensors --picture docs
 
 from __future__ import annotations
 
-import io
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import numpy as np
 
 from costmodel import load_profile
 from costmodel.clitools import emit_json, note
-from profiles.files import write_atomic
+from costmodel.pictures import blank_figure, write_figure
 from profiles.paths import default_trace_path
 from selector import Trace
 from selector.load.study import BATCHES, LoadRow, LoadStudy, study_load
@@ -36,11 +35,7 @@ NAMES = {"uniform": "best uniform budget", "merged": "merged budgets, one price"
 
 def draw(studies: list[LoadStudy], path: Path) -> Path:
     """One panel per profile: throughput relative to plain decoding against batch, with 95 % bands."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.2 * len(studies), 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure((5.2 * len(studies), 4.6))
     panels = figure.subplots(1, len(studies), sharey=True, squeeze=False)[0]
     for axes, study in zip(panels, studies, strict=True):
         draw_panel(axes, study)
@@ -50,9 +45,7 @@ def draw(studies: list[LoadStudy], path: Path) -> Path:
     traced = drawn.what_if.get("target", ["the traced target"])[0]
     figure.suptitle(f"Simulated load: acceptance traced on {traced} ({drawn.num_texts} texts), round cost as each profile says",
                     fontsize=10)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
-    return write_atomic(path, buffer.getvalue())
+    return write_figure(figure, path)
 
 
 def draw_panel(axes: Any, study: LoadStudy) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +12,8 @@ import numpy as np
 from costmodel.cells import VerifyCell
 from costmodel.errors import UsageError
 from costmodel.model import CostModel
-from profiles.files import write_atomic
+from costmodel.pictures import PICTURES, blank_figure, write_figure
 
-PICTURES = ("png", "svg", "pdf")
 MAX_CONTEXTS_DRAWN = 5
 MARKER_COLOURS = ("black", "dimgrey", "silver", "gold", "deeppink", "cyan", "lime", "white")
 
@@ -34,18 +32,12 @@ def plot_cost(
     if ending not in PICTURES:
         raise UsageError(f"cannot draw to {target}: the ending must be one of {', '.join(PICTURES)}")
     figure = draw_cost(cost, markers, marker_context)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=ending, dpi=130)
-    return write_atomic(target, buffer.getvalue())
+    return write_figure(figure, target, ending)
 
 
 def draw_cost(cost: CostModel, markers: Mapping[str, float] | None = None, marker_context: int | None = None) -> Any:
     """The matplotlib figure of `plot_cost`; needs no display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure((9, 5.4))
     axes = figure.subplots()
     contexts = [row.context_tokens for row in cost.table.rows]
     for index, context in enumerate(_drawn(contexts)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.files import write_atomic
+from costmodel.pictures import blank_figure, write_figure
+from selector.drift.alarm import LOG_SMALLEST, MISSING_FLOOR
 from selector.errors import ScorerError
 from selector.scorer.samples import Samples
 
 NUM_BINS = 15
-MISSING_FLOOR, LOG_SMALLEST = 1e-5, -23.0
 SPLITS = ("all", "on chain", "off chain")
 
 
@@ -142,12 +141,8 @@ def _row(name: str, split: str, depth: int | None, log_rows: NDArray, label: NDA
 
 def draw_reliability(reliability: Reliability, path: str | os.PathLike[str]) -> Path:
     """Reliability diagrams as one PNG: predicted chance against how often it came true, a panel per split."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     names = list(dict.fromkeys(name for name, _ in reliability.bins))
-    figure = Figure(figsize=(4.2 * len(SPLITS), 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure((4.2 * len(SPLITS), 4.4))
     for axis, split in zip(figure.subplots(1, len(SPLITS), sharey=True), SPLITS, strict=True):
         axis.plot([0, 1], [0, 1], color="0.7", linewidth=1, linestyle="--")
         for name in names:
@@ -159,6 +154,4 @@ def draw_reliability(reliability: Reliability, path: str | os.PathLike[str]) -> 
         axis.set(title=split, xlabel="predicted chance of acceptance", xlim=(0, 1), ylim=(0, 1))
         axis.legend(fontsize=8, loc="upper left")
     figure.axes[0].set_ylabel("share accepted")
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=130)
-    return write_atomic(path, stream.getvalue())
+    return write_figure(figure, path)

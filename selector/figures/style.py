@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from profiles.files import write_atomic
+from costmodel.pictures import PICTURES, blank_figure, write_figure
 from selector.figures.errors import FigureError
 
-PICTURES = ("png", "svg", "pdf")
 DPI = 150
 INK, MUTED, GRID = "#222222", "#6b6b6b", "#d9d9d9"
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, GREY = (
@@ -51,11 +49,7 @@ def house_style() -> Iterator[None]:
 
 def new_figure(title: str, caption: str, footer: str, panels: int = 1, size: tuple[float, float] = (7.6, 5.0)) -> Any:
     """(figure, list of axes) with title, caption and footer in place; needs no display. To be used in `house_style`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = blank_figure(size, facecolor="white")
     axes = figure.subplots(1, panels, squeeze=False)[0].tolist()
     width, height = size
     lines, foot_lines = textwrap.wrap(caption, int(width * 15.5)), textwrap.wrap(footer, int(width * 19))
@@ -74,9 +68,7 @@ def save_figure(figure: Any, path: str | Path) -> Path:
     """Write a figure as png, svg or pdf by the ending of `path`, whole or not at all; raises FigureError for others."""
     target = Path(path)
     ending = picture_ending(target)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=ending, dpi=DPI, metadata={"Date": None} if ending == "svg" else None)
-    return write_atomic(target, buffer.getvalue())
+    return write_figure(figure, target, ending, DPI, metadata={"Date": None} if ending == "svg" else None)
 
 
 def picture_ending(path: str | Path) -> str:

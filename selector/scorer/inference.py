@@ -8,8 +8,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-LOG_FLOOR, ODDS_LIMIT, MISSING_FLOOR = np.float32(-16.0), np.float32(16.0), np.float32(1e-5)
-NUM_ROW, NUM_PARENT, NUM_CHILD = 8, 6, 7
+from selector.scorer import network
+
+LOG_FLOOR, ODDS_LIMIT = np.float32(network.LOG_FLOOR), np.float32(network.ODDS_LIMIT)
+MISSING_FLOOR = np.float32(network.MISSING_FLOOR)
+NUM_ROW, NUM_PARENT, NUM_CHILD = network.NUM_ROW, network.NUM_PARENT, network.NUM_CHILD
 _REORDER = {"reassoc", "contract", "nsz"}  # sums may be vectorised; infinities keep their meaning
 
 
