@@ -17,9 +17,9 @@ from selector.drift.alarm import DriftAlarm, DriftSettings
 from selector.drift.play import AlarmPlay, gains_by_depth, play_with_alarm, round_gains, scored_rows
 from selector.policies import ByCost
 from selector.reliability import labelled_rows
-from selector.replaying.metrics import resamples, throughput_ratio_interval
+from selector.replaying.metrics import gain_interval, resamples
 from selector.replaying.orders import Orders, build_orders
-from selector.replaying.rounds import Curves, Rounds, play
+from selector.replaying.rounds import Curves, play
 from selector.scorer import Scorer
 from selector.scorer.samples import Samples, collect
 from selector.scoring import EdgeScorer
@@ -191,8 +191,9 @@ def _cell(
         trained_on, run_on, len(run.drafted.num_tokens), len(always.nodes),
         float(round_gains(always, run.gains).mean()), float(round_gains(always, run.over_calibrated).mean()),
         always.tokens_per_second, throughput, drafted.tokens_per_second, calibrated.tokens_per_second,
-        always.tokens_per_second / drafted.tokens_per_second - 1, _interval(always.text_seconds, drafted, weights),
-        throughput / always.tokens_per_second - 1, _interval(seconds, always, weights),
+        always.tokens_per_second / drafted.tokens_per_second - 1,
+        gain_interval(always.text_seconds, drafted.text_seconds, weights),
+        throughput / always.tokens_per_second - 1, gain_interval(seconds, always.text_seconds, weights),
         throughput / drafted.tokens_per_second - 1, **_alarms(alarmed),
     )  # fmt: skip
 
@@ -208,8 +209,3 @@ def _alarms(plays: list[AlarmPlay]) -> dict[str, Any]:
         "share_scored": sum(one.num_scored for one in plays) / max(rounds, 1),
         "share_asked": sum(one.num_asked for one in plays) / max(rounds, 1),
     }
-
-
-def _interval(seconds: NDArray[np.float64], base: Rounds, weights: NDArray[np.float64]) -> tuple[float, float]:
-    low, high = throughput_ratio_interval(seconds, base.text_seconds, weights)
-    return low - 1, high - 1

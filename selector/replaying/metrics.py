@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,6 +48,12 @@ def throughput_ratio_interval(
     ratios = (weights @ base_seconds) / np.maximum(weights @ seconds, 1e-300)
     low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def gain_interval(seconds: NDArray[Any], base_seconds: NDArray[Any], weights: NDArray[np.float64]) -> tuple[float, float]:
+    """`throughput_ratio_interval` as a gain: the ratio less 1."""
+    low, high = throughput_ratio_interval(seconds.astype(np.float64), base_seconds.astype(np.float64), weights)
+    return low - 1, high - 1
 
 
 def group_indices(labels: Sequence[str | None]) -> dict[str, list[int]]:

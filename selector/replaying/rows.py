@@ -9,7 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selector.replaying.ceilings import share_of_gap
-from selector.replaying.metrics import acceptance_by_depth, acceptance_rate, group_indices, throughput_ratio_interval
+from selector.replaying.metrics import (
+    acceptance_by_depth,
+    acceptance_rate,
+    gain_interval,
+    group_indices,
+    throughput_ratio_interval,
+)
 from selector.replaying.rounds import Rounds, measured_scale
 
 
@@ -73,7 +79,6 @@ def make_row(
     plain, chain, fixed = base.plain, base.chain, base.fixed
     throughput, count = rounds.tokens_per_second, max(len(rounds.nodes), 1)
     tokens = int(rounds.text_tokens.sum())
-    low, high = throughput_ratio_interval(rounds.text_seconds, fixed.text_seconds, weights)
     datasets = _dataset_rows(rounds, plain, labels)
     mean_nodes = float(rounds.nodes.mean()) if len(rounds.nodes) else 0.0
     return ReplayRow(
@@ -90,7 +95,7 @@ def make_row(
         speedup_interval=throughput_ratio_interval(rounds.text_seconds, plain.text_seconds, weights),
         gain_over_best_chain=throughput / chain.tokens_per_second - 1,
         gain_over_best_fixed=throughput / fixed.tokens_per_second - 1,
-        gain_over_best_fixed_interval=(low - 1, high - 1),
+        gain_over_best_fixed_interval=gain_interval(rounds.text_seconds, fixed.text_seconds, weights),
         share_of_gap=share_of_gap(throughput, base.drafted.tokens_per_second, base.oracle.tokens_per_second),
         acceptance_rate=acceptance_rate(1 + float(rounds.accepted.mean()) if len(rounds.nodes) else 1.0, mean_nodes + 1),
         acceptance_by_depth=acceptance_by_depth(rounds.accepted, rounds.depths, depth),

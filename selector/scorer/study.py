@@ -13,7 +13,7 @@ from selector.calibration import Calibration
 from selector.edges import CALIBRATED, DRAFTED, SCORED
 from selector.policies import FixedShape
 from selector.reliability import Reliability, judge_edges
-from selector.replaying.metrics import resamples, throughput_ratio_interval
+from selector.replaying.metrics import gain_interval, resamples
 from selector.replaying.rounds import Rounds, play, play_plain
 from selector.scorer.samples import collect
 from selector.scoring import EdgeScorer, score_chunks
@@ -83,7 +83,7 @@ def study_budgets(parts: Parts, budgets: Sequence[int] = BUDGETS, num_bootstrap:
         base = played[DRAFTED].text_rounds
         for edges, rounds in played.items():
             count, tokens = int(rounds.text_rounds.sum()), int(rounds.text_tokens.sum())
-            interval = _gain_interval(rounds.text_rounds, base, weights)
+            interval = gain_interval(rounds.text_rounds, base, weights)
             rows.append(BudgetRow(budget, edges, tokens / max(count, 1), count, float(base.sum()) / max(count, 1) - 1, interval))
     return rows
 
@@ -114,11 +114,6 @@ def _row(
     return ThroughputRow(
         kind, edges, rounds.policy, rounds.tokens_per_second, (float(low), float(high)),
         float(rounds.text_tokens.sum()) / max(len(rounds.nodes), 1), float(rounds.nodes.mean()),
-        rounds.tokens_per_second / base.tokens_per_second - 1, _gain_interval(rounds.text_seconds, base.text_seconds, weights),
-        rounds.tokens_per_second / same.tokens_per_second - 1, _gain_interval(rounds.text_seconds, same.text_seconds, weights),
+        rounds.tokens_per_second / base.tokens_per_second - 1, gain_interval(rounds.text_seconds, base.text_seconds, weights),
+        rounds.tokens_per_second / same.tokens_per_second - 1, gain_interval(rounds.text_seconds, same.text_seconds, weights),
     )  # fmt: skip
-
-
-def _gain_interval(spent: NDArray[Any], base: NDArray[Any], weights: NDArray[np.float64]) -> tuple[float, float]:
-    low, high = throughput_ratio_interval(spent.astype(np.float64), base.astype(np.float64), weights)
-    return low - 1, high - 1

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selector.edges import CALIBRATED, DRAFTED, SCORED
-from selector.replaying.metrics import throughput_ratio_interval
+from selector.replaying.metrics import gain_interval
 from selector.tuning.candidates import Candidate
 from selector.tuning.judging import Judged
 
@@ -50,10 +50,9 @@ def evidence(winner: Judged, rows: list[Judged], weights: NDArray[np.float64]) -
 
 def gain_over(row: Judged, base: Judged, weights: NDArray[np.float64], name: str) -> dict[str, Any]:
     """`gain_over_NAME` and its interval."""
-    low, high = throughput_ratio_interval(row.text_seconds, base.text_seconds, weights)
     return {
         f"gain_over_{name}": row.tokens_per_second / base.tokens_per_second - 1,
-        f"gain_over_{name}_interval": [low - 1, high - 1],
+        f"gain_over_{name}_interval": list(gain_interval(row.text_seconds, base.text_seconds, weights)),
     }
 
 
