@@ -61,7 +61,7 @@ def predict(target: Target, drafter: Any, cost: CostModel, prompts: Sequence[Pro
     for name, decoded in texts.items():
         trace = tracer.trace(decoded)
         if name == "plan":
-            outcome = replay(trace, cost, [plan.make_policy()], plan.max_nodes, plan.calibration, plan.price, plan.reach_scale,
+            outcome = replay(trace, cost, [plan.make_policy()], plan.max_nodes, plan.calibration, plan.charge, plan.reach_scale,
                              num_bootstrap=1, scorer=plan.load_scorer(), scoring_seconds=plan.scoring_seconds)
         else:
             outcome = replay(trace, cost, [name], max_nodes, num_bootstrap=1)

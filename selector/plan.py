@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,11 @@ class Plan:
             return replace(policy, **self.policy_settings) if self.policy_settings else policy  # type: ignore[type-var]
         except TypeError as error:
             raise PlanError(f"plan: policy {self.policy} has no such settings: {error}", field="policy_settings") from error
+
+    @property
+    def charge(self) -> float | Sequence[PriceRange] | None:
+        """What replay is to charge `priced`: the prices found for it; None, which has replay find one, where it is of another."""
+        return (self.prices or self.price) if self.policy == "priced" else None
 
     @property
     def has_scorer(self) -> bool:

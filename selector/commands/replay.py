@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,7 +11,6 @@ from costmodel.clitools import emit_json, json_option, progress, quiet_option
 from selector.commands.options import FILE, input_options, load_inputs, table_console
 from selector.plan import Plan
 from selector.policies import Policy
-from selector.price import PriceRange
 from selector.registry import POLICY_NAMES
 from selector.replaying.replay import DEFAULT_POLICIES, Replay
 from selector.replaying.replay import replay as replay_trace
@@ -43,7 +41,7 @@ def replay(
     cost, trace = load_inputs(profile, trace_path, target, drafter, dtype)
     plan = Plan.load(plan_path) if plan_path else None
     calibration, scale, scorer = (plan.calibration, plan.reach_scale, plan.load_scorer()) if plan else (None, 1.0, None)
-    scoring, price = plan.scoring_seconds if plan else 0.0, plan_price(plan)
+    scoring, price = (plan.scoring_seconds, plan.charge) if plan else (0.0, None)
     max_nodes = plan.max_nodes if plan is not None and max_nodes is None else max_nodes
     with progress("replay", quiet=quiet):
         asked = asked_policies(policies, plan)
@@ -73,11 +71,6 @@ def asked_policies(names: str, plan: Plan | None) -> list[str | Policy]:
     own = plan.make_policy()
     listed = {plan.policy, own.name} & {str(name) for name in asked}
     return [own if name in listed else name for name in asked] + ([] if listed else [own])
-
-
-def plan_price(plan: Plan | None) -> float | Sequence[PriceRange] | None:
-    """What `priced` is to charge: a plan's prices where they were found for it, else None: found on the texts replayed."""
-    return None if plan is None or plan.policy != "priced" else plan.prices or plan.price
 
 
 def print_replay(result: Replay, quiet: bool) -> None:
