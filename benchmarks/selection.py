@@ -21,11 +21,7 @@ from __future__ import annotations
 import heapq
 import json
 import math
-import os
-import platform
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -33,6 +29,8 @@ from typing import Any
 import click
 import numba
 import numpy as np
+from drafts import draft_logits
+from interleaved import Ratio, Timing, hardware, measure
 from numpy.typing import NDArray
 
 from selector.search.expansion import expand
@@ -45,30 +43,6 @@ SHAPES = ((15, 151_936), (7, 49_152))
 BUDGETS = (64, 128, 256, 512, 1024)
 CONTEXT_TOKENS = 1000
 SEARCH_CALLS = 20  # a search takes microseconds: timed that many at a time
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds of one contender: best, median, 10th and 90th percentile of the samples."""
-
-    best_ms: float
-    median_ms: float
-    low_ms: float
-    high_ms: float
-    samples: int
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """How many times as long one contender takes as another: by interleaved pairs of samples, and of the best samples."""
-
-    median: float
-    low: float
-    high: float
-    of_best: float
-
-    def __str__(self) -> str:
-        return f"{self.median:5.1f}x ({self.low:.1f}-{self.high:.1f}, best {self.of_best:.1f})"
 
 
 RATIOS = {
@@ -92,17 +66,6 @@ class Row:
     listed_per_row: list[int]
     timings: dict[str, Timing]
     ratios: dict[str, Ratio]
-
-
-def draft_logits(depth: int, vocab: int, seed: int = 0) -> NDArray[np.float32]:
-    """Logits as a block drafter has them: a noisy floor and a few hundred raised tokens, less sure with depth."""
-    rng = np.random.default_rng(seed)
-    logits = rng.standard_normal((depth, vocab), dtype=np.float32)
-    for d in range(depth):
-        raised = rng.choice(vocab, 400, replace=False)
-        fall = (0.9 - 0.5 * d / depth) * np.log1p(np.arange(400)) * 3.0
-        logits[d, raised] += (14.0 - 2.0 * d / depth - fall + rng.standard_normal(400)).astype(np.float32)
-    return logits
 
 
 def ours(logits: NDArray[np.float32], budget: int) -> tuple[DraftTree, Any, Any]:
@@ -187,49 +150,11 @@ def contenders(logits: NDArray[np.float32], budget: int) -> tuple[dict[str, tupl
     return calls, Row(logits.shape[0], logits.shape[1], budget, len(expansion.reach), listed, {}, {})
 
 
-def measure(calls: dict[str, tuple[Callable[[], Any], int]], repeats: int) -> tuple[dict[str, Timing], dict[str, Ratio]]:
-    """Interleaved samples, in turn forwards and backwards, after one warm-up of each."""
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for repeat in range(-1, repeats):
-        for name in list(calls) if repeat % 2 else reversed(list(calls)):
-            call, count = calls[name]
-            start = time.perf_counter_ns()
-            for _ in range(count):
-                call()
-            if repeat >= 0:
-                samples[name].append((time.perf_counter_ns() - start) / count / 1e6)
-    timings = {
-        name: Timing(min(each), statistics.median(each), *(float(q) for q in np.quantile(each, [0.1, 0.9])), len(each))
-        for name, each in samples.items()
-    }
-    ratios = {}
-    for name, (slow, fast) in RATIOS.items():
-        low, median, high = np.quantile(np.array(samples[slow]) / np.array(samples[fast]), [0.1, 0.5, 0.9])
-        ratios[name] = Ratio(float(median), float(low), float(high), timings[slow].best_ms / timings[fast].best_ms)
-    return timings, ratios
-
-
 def run(depth: int, vocab: int, budget: int, repeats: int) -> Row:
     """Measure one shape and budget."""
     calls, row = contenders(draft_logits(depth, vocab), budget)
-    timings, ratios = measure(calls, repeats)
+    timings, ratios = measure(calls, repeats, RATIOS)
     return replace(row, timings=timings, ratios=ratios)
-
-
-def hardware() -> dict[str, Any]:
-    """What the figures belong to."""
-    model = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo") as lines:
-            model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
-    except OSError:
-        pass
-    torch = sys.modules.get("torch")
-    return {
-        "cpu": model, "num_cpus": os.cpu_count(), "load_average": list(os.getloadavg()), "threads": 1,
-        "python": platform.python_version(), "numpy": np.__version__, "numba": numba.__version__,
-        "torch": torch.__version__ if torch else None,
-    }  # fmt: skip
 
 
 def one_thread() -> None:

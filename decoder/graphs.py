@@ -10,29 +10,12 @@ import torch
 
 from costmodel.errors import SizeNotExecutable
 from decoder.cache import TreeCache
+from decoder.capture import Capture, capture_cuda
 from decoder.errors import TargetError, UsageError
 from decoder.target import Target, TargetOutput
 
 DEFAULT_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 """Verify tokens captured unless told otherwise: as serving engines lay them out."""
-
-WARM_UP_RUNS = 2  # on a side stream before capturing, so that libraries have their workspaces
-Function = Callable[[], TargetOutput]
-Capture = Callable[[Function], "tuple[Callable[[], Any], TargetOutput]"]
-
-
-def capture_cuda(function: Function) -> tuple[Callable[[], Any], TargetOutput]:
-    """Capture what `function` launches; returns the replay and the output whose tensors every replay fills anew."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP_RUNS):
-            function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = function()
-    return graph.replay, output
 
 
 @dataclass
@@ -52,14 +35,15 @@ class CapturedForwards:
     A graph holds the addresses of the cache's buffers, so all of them are dropped when these move.
     """
 
-    def __init__(self, target: Target, sizes: Sequence[int] = DEFAULT_SIZES, capture: Capture | None = None) -> None:
+    def __init__(self, target: Target, sizes: Sequence[int] = DEFAULT_SIZES,
+                 capture: Capture[TargetOutput] | None = None) -> None:
         if capture is None and target.device.type != "cuda":
             raise UsageError(f"mode captured needs CUDA graphs, and the target is on {target.device.type}",
                              hint="add --device cuda, or use --mode eager")
         if not sizes or min(sizes) < 1:
             raise UsageError(f"captured sizes must be positive, got {list(sizes)}")
         self.target, self.sizes = target, sorted(set(sizes))
-        self.capture: Capture = capture or capture_cuda
+        self.capture: Capture[TargetOutput] = capture or capture_cuda
         self.num_replays = 0
         self._graphs: dict[tuple[int, int, int], _Captured] = {}
         self._buffers: tuple[int, int] | None = None

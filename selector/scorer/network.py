@@ -80,10 +80,10 @@ def round_features(torch: Any, token_ids: Any, log_probs: Any, roots: Any) -> tu
     order = torch.log1p(rank) / 2
     children = torch.stack([logs / 4, odds / 4, order, first, gap / 4, above / 4, below / 4], -1)
     parents = torch.stack([logs / 4, order, first, gap / 4, below / 4, torch.zeros_like(logs)], -1)
-    root = torch.zeros_like(parents[:, :1])
-    at_once = _listed(torch, roots[:, None], token_ids[:, 0], logs[:, 0]) / 4
-    root[:, 0, :, 2], root[:, 0, :, 4], root[:, 0, :, 5] = 1.0, at_once, 1.0
-    return rows, torch.cat([root, parents[:, :-1]], 1), children, log_missing
+    zero_row, one_row = torch.zeros_like(logs[:, 0]), torch.ones_like(logs[:, 0])
+    at_once = (_listed(torch, roots[:, None], token_ids[:, 0], logs[:, 0]) / 4).expand_as(zero_row)
+    root = torch.stack([zero_row, zero_row, one_row, zero_row, at_once, one_row], -1)
+    return rows, torch.cat([root[:, None], parents[:, :-1]], 1), children, log_missing
 
 
 def _listed(torch: Any, tokens: Any, others: Any, logs: Any) -> Any:
@@ -121,17 +121,19 @@ def group_residuals(
 
 
 def edge_tensor(torch: Any, weights: Mapping[str, Any], token_ids: Any, log_probs: Any, roots: Any) -> Any:
-    """(B, D, k, k) float32 calibrated log edges of rounds (B, D, k), as `Scorer.edges` has them; fixed shapes throughout."""
+    """(B, D, k, k) float32 calibrated log edges of rounds (B, D, k), as `Scorer.edges` has them.
+
+    Shapes are fixed throughout, and no number is written into a tensor by index: on a GPU that copies from the host, which
+    can be no part of a captured graph.
+    """
     logs = torch.where((token_ids < 0) | log_probs.isnan(), torch.full_like(log_probs, -torch.inf), log_probs)
     batch, depth, k = token_ids.shape
     at = torch.arange(depth, device=logs.device).clamp(max=weights["depth_bias"].shape[0] - 1).repeat(batch)
     rows, parents, children, missing = round_features(torch, token_ids, logs, roots)
-    root_row = torch.full_like(token_ids[:, :1], -1)
-    root_row[:, 0, 0] = roots
+    first = (torch.arange(k, device=logs.device) == 0).expand(batch, 1, k)  # the root stands in column 0
+    root_row = torch.where(first, roots[:, None, None], -1)
     above, below = torch.cat([root_row, token_ids[:, :-1]], 1).reshape(-1, k), token_ids.reshape(-1, k)
-    root_real = torch.zeros_like(logs[:, :1], dtype=torch.bool)
-    root_real[:, 0, 0] = True
-    real = torch.cat([root_real, logs[:, :-1] > -torch.inf], 1).reshape(-1, k)
+    real = torch.cat([first, logs[:, :-1] > -torch.inf], 1).reshape(-1, k)
     vocab = weights["parent_table"].shape[0]
     inside = [(tokens >= 0) & (tokens < vocab) for tokens in (above, below)]
     vectors = [

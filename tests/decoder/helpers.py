@@ -9,6 +9,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from decoder.target import Target
+from selector.tree import DraftTree
+
+
+def assert_same_tree(found: DraftTree, expected: DraftTree, rtol: float = 1e-5) -> None:
+    """The same nodes in the same order, with the same reach up to rounding."""
+    np.testing.assert_array_equal(found.token_ids, expected.token_ids)
+    np.testing.assert_array_equal(found.parents, expected.parents)
+    np.testing.assert_array_equal(found.depths, expected.depths)
+    np.testing.assert_allclose(found.reach, expected.reach, rtol=rtol)
 
 
 def tiny_model(vocab: int = 61, layers: int = 3, hidden: int = 32, seed: int = 0, scale: float = 0.3, **overrides: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Captured forwards: padding, static inputs and refusals, with a stand-in for CUDA graphs that runs the forward again."""
+"""Captured forwards: padding, static inputs, refusals; a stand-in for CUDA graphs replays operations that were noted once."""
 
 from __future__ import annotations
 
@@ -7,28 +7,49 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from costmodel import CostModel
 from costmodel.adaptive import AdaptivePlan
 from costmodel.errors import SizeNotExecutable
 from costmodel.measure import profile_backend
 from decoder.backend import TransformersBackend
+from decoder.cache import TreeCache
 from decoder.errors import TargetError, UsageError
 from decoder.graphs import DEFAULT_SIZES, CapturedForwards
 from decoder.target import Target, TargetOutput
-from tests.decoder.helpers import tiny_dflash, tiny_target
+from tests.decoder.helpers import tiny_dflash, tiny_model, tiny_target
+from tests.decoder.tape import Tape, capture_on_tape
 
 SIZES = (1, 2, 4, 8, 16)
 
 
-def rerun(function: Callable[[], TargetOutput]) -> tuple[Callable[[], Any], TargetOutput]:
-    """Replays by running again and writing into the first output, which is what a graph does."""
-    output = function()
+def tiny_qwen3() -> Any:
+    """A random Qwen3 with grouped heads that are wider than hidden / heads."""
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=61, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, max_position_embeddings=512))
 
-    def replay() -> None:
-        output.logits.copy_(function().logits)
 
-    return replay, output
+def check_replays(target: Target, captured: CapturedForwards) -> TreeCache:
+    """Graphs of two requests give what eager forwards give, for tokens they were not captured with; returns their cache."""
+    device, prompt, cache = target.device, target.new_cache(), target.new_cache(num_requests=2)
+    target.forward([3, 1, 4], range(3), prompt)
+    prompt.commit_first(3)
+    cache.copy_prefix(prompt, 3)
+    captured.make_ready(4, cache)
+    mask = torch.ones(2, 1, 4, 7, dtype=torch.bool, device=device).tril(3)
+    positions = torch.arange(3, 7, device=device).repeat(2, 1)
+    for seed in range(3):
+        ids = torch.randint(0, 61, (2, 4), generator=torch.Generator().manual_seed(seed)).to(device)
+        output = captured.forward(ids, positions, cache, mask)
+        logits, features = output.logits.clone(), output.features
+        expected = target.forward_batch(ids, positions, cache, mask)
+        torch.testing.assert_close(logits, expected.logits)
+        torch.testing.assert_close(features, expected.features)
+    assert captured.num_replays == 3 and cache.store.written == 7
+    return cache
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +60,7 @@ def target() -> Target:
 @pytest.fixture
 def backend(target: Target, monkeypatch: pytest.MonkeyPatch) -> TransformersBackend:
     """A captured backend on a CPU, whose graphs are stand-ins; the stand-in's own forwards are not counted as replays."""
-    made = CapturedForwards(target, SIZES, rerun)
+    made = CapturedForwards(target, SIZES, capture_on_tape)
     monkeypatch.setattr("decoder.backend.CapturedForwards", lambda *_options: made)
     return TransformersBackend(target, tiny_dflash(target), mode="captured", captured_sizes=SIZES)
 
@@ -51,11 +72,11 @@ def test_a_cpu_is_refused_by_name(target: Target) -> None:
     with pytest.raises(UsageError, match="unknown mode"):
         TransformersBackend(target, None, mode="compiled")
     with pytest.raises(UsageError, match="positive"):
-        CapturedForwards(target, [0, 2], rerun)
+        CapturedForwards(target, [0, 2], capture_on_tape)
 
 
 def test_sizes_are_padded_to_the_next_that_the_batch_shares(target: Target) -> None:
-    captured = CapturedForwards(target, SIZES, rerun)
+    captured = CapturedForwards(target, SIZES, capture_on_tape)
     assert [captured.padded(size, 1) for size in (1, 2, 3, 5, 16)] == [1, 2, 4, 8, 16]
     assert [captured.padded(size, 4) for size in (4, 5, 9)] == [4, 8, 16]
     for size, requests in ((17, 1), (3, 3)):
@@ -66,19 +87,9 @@ def test_sizes_are_padded_to_the_next_that_the_batch_shares(target: Target) -> N
 
 def test_a_replay_computes_with_the_new_tokens(target: Target) -> None:
     """The tensors a graph reads are filled before every replay: other ids give what an eager forward gives for them."""
-    captured, cache = CapturedForwards(target, SIZES, rerun), target.new_cache(num_requests=2)
-    prompt = target.new_cache()
-    target.forward([3, 1, 4], range(3), prompt)
-    prompt.commit_first(3)
-    cache.copy_prefix(prompt, 3)
-    captured.make_ready(4, cache)
-    mask = torch.ones(2, 1, 4, 7, dtype=torch.bool).tril(3)
-    positions = torch.arange(3, 7).repeat(2, 1)
-    for seed in range(3):
-        ids = torch.randint(0, 61, (2, 4), generator=torch.Generator().manual_seed(seed))
-        logits = captured.forward(ids, positions, cache, mask).logits.clone()
-        torch.testing.assert_close(logits, target.forward_batch(ids, positions, cache, mask).logits)
-    assert captured.num_replays == 3 and cache.store.written == 7
+    target.set_feature_layers((0, 2))
+    captured = CapturedForwards(target, SIZES, capture_on_tape)
+    cache = check_replays(target, captured)
     cache.store.reserve(5000)  # the buffers move, so no graph over the old ones may be replayed
     captured.make_ready(4, cache)
     assert len(captured._graphs) == 1 and captured._buffers == (cache.store.keys.data_ptr(), id(cache))  # type: ignore[union-attr]
@@ -103,3 +114,33 @@ def test_a_captured_profile_steps_between_its_sizes(backend: TransformersBackend
     assert profile.executable_verify_tokens == SIZES and {cell.verify_tokens for cell in profile.verify} <= set(SIZES)
     cost = CostModel(profile)
     assert cost.verify_seconds(5, 1) == cost.verify_seconds(8, 1) and backend.num_target_forwards > 0
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs a torch built for CUDA; a GPU it does not need")
+@pytest.mark.parametrize("make", [tiny_model, tiny_qwen3], ids=["llama", "qwen3"])
+def test_fake_cuda_forwards_meet_no_host_tensor(make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code path of a GPU, its attention included, on tensors that have a device but no values."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    monkeypatch.setattr(Target, "_check_head", lambda _self: None)  # which looks at values
+    with FakeTensorMode():
+        with torch.device("cuda"):
+            model = make()
+        fake = Target(model, feature_layers=(0, 2))
+        prompt, cache = fake.new_cache(), fake.new_cache(num_requests=2)
+        fake.forward([3, 1, 4], range(3), prompt)
+        prompt.commit_first(3)
+        cache.copy_prefix(prompt, 3)
+        for slots in (1, 4):
+            ids = torch.zeros(2, slots, dtype=torch.long, device="cuda")
+            mask = None if slots == 1 else torch.ones(2, 1, slots, 3 + slots, dtype=torch.bool, device="cuda")
+            with Tape("cuda") as tape:
+                output = fake.forward_batch(ids, ids, cache, mask)
+            assert tape.found == [] and len(tape.steps) > 100 and output.logits.device.type == "cuda"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: real captures")
+@pytest.mark.parametrize("make", [tiny_model, tiny_qwen3], ids=["llama", "qwen3"])
+def test_real_cuda_graphs_compute_with_the_new_tokens(make: Callable[[], Any]) -> None:
+    on_gpu = Target(make().to("cuda"), feature_layers=(0, 2))
+    check_replays(on_gpu, CapturedForwards(on_gpu, SIZES))

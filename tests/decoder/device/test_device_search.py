@@ -1,57 +1,24 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from decoder.device_search import (
-    DeviceTrellis,
-    build_trees,
-    choose_sizes,
-    expand_on_device,
-    search_on_device,
-    top_k_by_id,
-    trellis_from_logits,
-)
+from decoder.device import DeviceTrellis, search_on_device
+from decoder.device.candidates import top_k_by_id, trellis_from_logits
+from decoder.device.order import expand_on_device
+from decoder.device.trees import build_trees, choose_sizes
 from selector.errors import PolicyError
 from selector.search.expansion import expand
 from selector.search.kernels import BUDGET, EXACT, FIRST_DESCENT, PRICED
 from selector.tree import DraftTree
 from selector.trellis import Trellis
+from tests.decoder.helpers import assert_same_tree
 from tests.selector.helpers import COST_KINDS, random_cost, random_trellis
 
 seeds = st.integers(0, 2**32 - 1)
-WAITS = (
-    "_local_scalar_dense", "item", "nonzero", "is_nonzero", "masked_select", "equal", "unique", "lift_fresh",
-    "bincount", "repeat_interleave", "_unique2", "unique_dim", "argwhere",
-)  # fmt: skip
-
-
-class CountHostSynchronisations(TorchDispatchMode):
-    """Notes every operation whose result the host needs, whose shape hangs on values, or that moves data between devices."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self.calls = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        self.calls += 1
-        by_mask = name.startswith("index") and any(
-            isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8)
-            for arg in args[1:]
-            for part in (arg if isinstance(arg, list | tuple) else [arg])
-        )
-        if name in WAITS or by_mask or (kwargs or {}).get("device") not in (None, torch.device("cpu")):
-            self.found.append(name)
-        return func(*args, **(kwargs or {}))
-
 
 def stacked(trellises: list[Trellis]) -> DeviceTrellis:
     return DeviceTrellis(
@@ -64,13 +31,6 @@ def random_batch(seed: int, conditional: bool, coarse: bool, requests: int = 3) 
     rng = np.random.default_rng(seed)
     depth, top_k = int(rng.integers(1, 6)), int(rng.integers(1, 5))
     return [random_trellis(rng, depth, top_k, conditional, coarse) for _ in range(requests)]
-
-
-def assert_same_tree(found: DraftTree, expected: DraftTree) -> None:
-    np.testing.assert_array_equal(found.token_ids, expected.token_ids)
-    np.testing.assert_array_equal(found.parents, expected.parents)
-    np.testing.assert_array_equal(found.depths, expected.depths)
-    np.testing.assert_allclose(found.reach, expected.reach, rtol=1e-5)
 
 
 def test_worked_example():
@@ -156,34 +116,10 @@ def test_candidates_equal_those_of_the_selector_ties_and_infinities_included(see
 
 
 def test_large_rows_are_ranked_in_chunks(monkeypatch):
-    monkeypatch.setattr("decoder.device_search.MAX_CHUNK_BYTES", 8 * 100)
+    monkeypatch.setattr("decoder.device.candidates.MAX_CHUNK_BYTES", 8 * 100)
     logits = torch.randn(5, 60, generator=torch.Generator().manual_seed(0))
     values, ids = top_k_by_id(logits, 7)
     assert torch.equal(values, logits.topk(7).values) and torch.equal(logits.gather(1, ids), values)
-
-
-@pytest.mark.parametrize("policy", ["fixed", "exact", "priced", "unimodal"])
-def test_no_host_synchronisation_at_all(policy):
-    """Zero operations that wait, counted; and the whole search runs on tensors that hold no values to wait for."""
-    logits, curve = torch.randn(3, 4, 200), torch.linspace(1, 2, 33, dtype=torch.float64)
-    price, roots = torch.tensor(0.5, dtype=torch.float64), torch.zeros(3, dtype=torch.int64)
-    target = torch.zeros(3, 33, dtype=torch.int64)
-    with CountHostSynchronisations() as count:
-        trees = search_on_device(logits, 32, policy, curve, price, root_tokens=roots)
-        trees.position_ids(roots)
-        trees.walk(target, 4)
-    assert count.found == [] and count.calls > 50
-    meta = [each.to("meta") for each in (logits, curve, price, roots, target)]
-    trees = search_on_device(meta[0], 32, policy, meta[1], meta[2], root_tokens=meta[3])
-    assert trees.attention_mask.shape == (3, 33, 33)
-    assert trees.walk(meta[4], 4)[0].shape == (3, 5)
-
-
-def test_the_counter_counts():
-    with CountHostSynchronisations() as count:
-        x = torch.arange(4)
-        _ = bool((x > 1).any()), x[x > 1], x.nonzero(), float(x.sum())
-    assert len(count.found) >= 4
 
 
 def test_padding_is_seen_by_no_node_and_never_accepted():
@@ -225,20 +161,3 @@ def test_wrong_policies_are_refused():
     with pytest.raises(PolicyError, match="round_seconds"):
         search_on_device(torch.zeros(1, 1, 4), 2, "exact")
     assert choose_sizes(expand_on_device(stacked(random_batch(0, False, False)), 3), BUDGET).shape == (3,)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: the capture of a graph")
-def test_a_captured_graph_gives_the_same_trees():
-    logits = torch.randn(4, 7, 49152, device="cuda")
-    curve = torch.linspace(1, 2, 65, dtype=torch.float64, device="cuda")
-    for _ in range(3):
-        search_on_device(logits, 64, "exact", curve)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        trees = search_on_device(logits, 64, "exact", curve)
-    fresh = torch.randn(4, 7, 49152, device="cuda")
-    logits.copy_(fresh)
-    graph.replay()
-    for found, expected in zip(trees.to_trees(), search_on_device(fresh, 64, "exact", curve).to_trees(), strict=True):
-        assert_same_tree(found, expected)
