@@ -44,7 +44,7 @@ from selector.drift.study import (
 )  # fmt: skip
 from selector.edges import DRAFTED, SCORED
 from selector.errors import TraceError
-from selector.reliability import Reliability, draw_reliability
+from selector.reliability import Reliability
 from selector.replaying.replay import largest_replayable, what_if
 from selector.scorer import Scorer, ScorerSettings, train_scorer
 from selector.scorer.preparing import split_texts
@@ -98,8 +98,8 @@ def train_kinds(
 def run(
     train: Trace, judged: Trace, cost: Any, embedding: NDArray[Any], scorer: Scorer | None, seconds: float,
     num_orders: int, num_bootstrap: int, seed: int, quiet: bool,
-) -> tuple[dict[str, Any], Reliability]:  # fmt: skip
-    """The whole record, and what the pictures are drawn from."""
+) -> dict[str, Any]:  # fmt: skip
+    """The whole record."""
     began = time.monotonic()
     check_disjoint(train, judged)
     best = scorer or train_within(train, embedding, seconds / 2, "all kinds", quiet)
@@ -138,7 +138,7 @@ def run(
     }  # fmt: skip
     if not quiet:
         show(reliability, budgets, [*plain, *throughput], cells)
-    return record, reliability
+    return record
 
 
 def about_trace(trace: Trace) -> dict[str, Any]:
@@ -207,12 +207,11 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--orders", type=click.IntRange(1), default=NUM_ORDERS, show_default=True, help="Of texts the alarm is played on.")
 @click.option("--bootstrap", type=click.IntRange(1), default=1000, show_default=True, help="Resamples of the texts.")
 @click.option("--seed", default=0, show_default=True, help="Of the orders and the resamples.")
-@click.option("--pictures", type=click.Path(file_okay=False, path_type=Path), help="Draw reliability.png here.")
 @json_option
 @quiet_option
 def main(
     train_path: Path, eval_path: Path, embedding: str, profile: str, scorer_path: Path | None, seconds: float, orders: int,
-    bootstrap: int, seed: int, pictures: Path | None, as_json: bool, quiet: bool,
+    bootstrap: int, seed: int, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Judge learned acceptance on an eval trace: calibration, tokens per round, throughput, and drift."""
     try:
@@ -220,10 +219,7 @@ def main(
         vectors = load_embedding(embedding, "")
         assert vectors is not None  # asked for by name
         inputs = Trace.load(train_path), Trace.load(eval_path), load_profile(profile), vectors, scorer
-        record, reliability = run(*inputs, seconds, orders, bootstrap, seed, quiet)
-        if pictures is not None:
-            pictures.mkdir(parents=True, exist_ok=True)
-            note(f"picture: {draw_reliability(reliability, pictures / 'reliability.png')}", quiet)
+        record = run(*inputs, seconds, orders, bootstrap, seed, quiet)
     except TreebudgetError as error:
         raise click.ClickException(f"{error}" + (f"\nhint: {error.hint}" if error.hint else "")) from error
     if as_json:

@@ -1,17 +1,14 @@
-"""Whether predicted chances come true: calibration error and log-loss by depth and by parent, and reliability diagrams."""
+"""Whether predicted chances come true: calibration error and log-loss by depth and by parent."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.pictures import blank_figure, write_figure
 from selector.drift.alarm import LOG_SMALLEST, MISSING_FLOOR
 from selector.errors import ScorerError
 from selector.scorer.samples import Samples
@@ -137,21 +134,3 @@ def _row(name: str, split: str, depth: int | None, log_rows: NDArray, label: NDA
     error = calibration_error(bin_predictions(log_rows, label), len(label))
     predicted, observed = float(np.exp(log_rows).sum(axis=1).mean()), float((label < log_rows.shape[1]).mean())
     return Row(name, split, None if depth is None else depth + 1, len(label), float(losses.mean()), error, predicted, observed)
-
-
-def draw_reliability(reliability: Reliability, path: str | os.PathLike[str]) -> Path:
-    """Reliability diagrams as one PNG: predicted chance against how often it came true, a panel per split."""
-    names = list(dict.fromkeys(name for name, _ in reliability.bins))
-    figure = blank_figure((4.2 * len(SPLITS), 4.4))
-    for axis, split in zip(figure.subplots(1, len(SPLITS), sharey=True), SPLITS, strict=True):
-        axis.plot([0, 1], [0, 1], color="0.7", linewidth=1, linestyle="--")
-        for name in names:
-            bins = reliability.bins[name, split]
-            seen = bins.count >= 5  # fewer say nothing
-            error = [row.ece for row in reliability.rows if (row.predictor, row.split, row.depth) == (name, split, None)]
-            label = f"{name} (error {error[0]:.3f})" if error else name
-            axis.plot(bins.predicted[seen], bins.observed[seen], marker="o", markersize=3.5, linewidth=1.2, label=label)
-        axis.set(title=split, xlabel="predicted chance of acceptance", xlim=(0, 1), ylim=(0, 1))
-        axis.legend(fontsize=8, loc="upper left")
-    figure.axes[0].set_ylabel("share accepted")
-    return write_figure(figure, path)

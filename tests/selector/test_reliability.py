@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,6 @@ from selector.reliability import (
     NUM_BINS,
     bin_predictions,
     calibration_error,
-    draw_reliability,
     judge_edges,
     labelled_rows,
     log_losses,
@@ -76,12 +73,6 @@ def test_rows_of_a_trace_by_depth_and_parent() -> None:
     assert whole.observed == pytest.approx((samples.label < 4).mean())
     assert off.num_groups == ((samples.group_depth > 0) & (samples.parent_column > 0)).sum()
     assert found.to_dict()["rows"][0]["predictor"] == "raw"
-
-
-def test_picture_is_a_png(tmp_path: Path) -> None:
-    samples = collect(markov_trace(num_texts=3, length=20, seed=3), 4)
-    found = judge_edges({"raw": samples.log_probs, "halved": samples.log_probs - np.log(2)}, samples)
-    assert draw_reliability(found, tmp_path / "reliability.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
 def test_edges_of_another_size_are_refused() -> None:
