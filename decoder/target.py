@@ -182,8 +182,15 @@ class Target:
         """The split forward must give the model's own logits (some models scale or cap them after the output head)."""
         ids = torch.zeros(1, 2, dtype=torch.long, device=self.device)
         ids[0, 1] = min(5, self.embed.shape[0] - 1)
-        whole = self.model(input_ids=ids, use_cache=False).logits[0]
-        split = self.forward(ids[0], [0, 1], self.new_cache(8)).logits
+        try:
+            whole = self.model(input_ids=ids, use_cache=False).logits[0]
+            split = self.forward(ids[0], [0, 1], self.new_cache(8)).logits
+        except RuntimeError as error:
+            if self.tensor_parallel == 1:
+                raise
+            raise TargetError(f"torch {torch.__version__} cannot run this model as transformers shards it: "
+                              f"{str(error).strip().splitlines()[0]}",
+                              hint="use a newer torch: 2.13 with transformers 5.24 was seen to work, 2.6 not") from error
         if not torch.allclose(whole.float(), split.float(), rtol=0.05, atol=0.05 * float(whole.float().abs().max())):
             raise TargetError(f"target {self.name}: its logits are not its output head applied to its last hidden states, "
                               "which tree decoding relies on")

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,3 +98,18 @@ def test_heads_that_ranks_cannot_share_are_named(ranks: int, uneven: str | None,
     for load in (lambda: check_shares(model.config, ranks), lambda: Target.load(str(tmp_path / "model"), tensor_parallel=ranks)):
         with pytest.raises(TargetError, match=f"{uneven} cannot be shared by {ranks} ranks"):
             load()
+
+
+def test_a_torch_that_cannot_run_sharded_layers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch 2.6 does; without sharding an error of the model stays what it is."""
+    model = tiny_model()
+
+    def fail(*_args: Any, **_options: Any) -> Any:
+        raise RuntimeError("aten.mm.default: got mixed torch.Tensor and DTensor\nand a long explanation")
+
+    monkeypatch.setattr(model, "forward", fail)
+    with pytest.raises(TargetError, match="cannot run this model as transformers shards it: aten.mm.*DTensor$") as caught:
+        Target(model, tensor_parallel=2)
+    assert "newer torch" in str(caught.value.hint)
+    with pytest.raises(RuntimeError, match="long explanation"):
+        Target(model)
