@@ -121,11 +121,7 @@ def group_residuals(
 
 
 def edge_tensor(torch: Any, weights: Mapping[str, Any], token_ids: Any, log_probs: Any, roots: Any) -> Any:
-    """(B, D, k, k) float32 calibrated log edges of rounds (B, D, k), as `Scorer.edges` has them.
-
-    Shapes are fixed throughout, and no number is written into a tensor by index: on a GPU that copies from the host, which
-    can be no part of a captured graph.
-    """
+    """(B, D, k, k) float32 calibrated log edges of rounds (B, D, k), as `Scorer.edges` has them; fixed shapes throughout."""
     logs = torch.where((token_ids < 0) | log_probs.isnan(), torch.full_like(log_probs, -torch.inf), log_probs)
     batch, depth, k = token_ids.shape
     at = torch.arange(depth, device=logs.device).clamp(max=weights["depth_bias"].shape[0] - 1).repeat(batch)

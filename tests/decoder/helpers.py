@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from decoder.target import Target
 from selector.tree import DraftTree
@@ -28,6 +28,14 @@ def tiny_model(vocab: int = 61, layers: int = 3, hidden: int = 32, seed: int = 0
         num_key_value_heads=2, max_position_embeddings=512, initializer_range=scale, tie_word_embeddings=False,
         bos_token_id=None, eos_token_id=None, pad_token_id=None)
     return LlamaForCausalLM(LlamaConfig(**{**settings, **overrides}))
+
+
+def tiny_qwen3() -> Any:
+    """A random Qwen3 with grouped heads that are wider than hidden / heads."""
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=61, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, max_position_embeddings=512))
 
 
 def tiny_target(**options: Any) -> Target:
@@ -255,4 +263,4 @@ def tiny_dflash(target: Target, block_size: int = 5, mask_token_id: int = 7, see
         "vocab_size": shape["vocab"], "attention_bias": False, "num_target_layers": shape["layers"], "block_size": block_size,
         "dflash_config": {"target_layer_ids": [0, 2], "mask_token_id": mask_token_id},
     })
-    return DFlashDrafter(DFlashModel(config), target.embed, target.head, name="tiny-dflash")
+    return DFlashDrafter(DFlashModel(config).to(target.device), target.embed, target.head, name="tiny-dflash")

@@ -27,15 +27,14 @@ def tensors(*parts: Any) -> list[torch.Tensor]:
 
 
 class _PythonValues(TorchFunctionMode):
-    """Names calls that move values between Python and tensors. On a GPU, storing a number by index is one of them."""
+    """Names calls that move values between Python and tensors."""
 
     def __init__(self, found: list[str]) -> None:
         super().__init__()
         self.found = found
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        stores_number = func is torch.Tensor.__setitem__ and not isinstance(args[2], torch.Tensor)
-        if stores_number or func in FROM_PYTHON or func in TO_PYTHON:
+        if func in FROM_PYTHON or func in TO_PYTHON:
             self.found.append(func.__name__)
         return func(*args, **(kwargs or {}))
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from costmodel import CostModel
 from costmodel.adaptive import AdaptivePlan
@@ -18,18 +17,10 @@ from decoder.cache import TreeCache
 from decoder.errors import TargetError, UsageError
 from decoder.graphs import DEFAULT_SIZES, CapturedForwards
 from decoder.target import Target, TargetOutput
-from tests.decoder.helpers import tiny_dflash, tiny_model, tiny_target
-from tests.decoder.tape import Tape, capture_on_tape
+from tests.decoder.helpers import tiny_dflash, tiny_model, tiny_qwen3, tiny_target
+from tests.decoder.tape import capture_on_tape
 
 SIZES = (1, 2, 4, 8, 16)
-
-
-def tiny_qwen3() -> Any:
-    """A random Qwen3 with grouped heads that are wider than hidden / heads."""
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=61, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=16, max_position_embeddings=512))
 
 
 def check_replays(target: Target, captured: CapturedForwards) -> TreeCache:
@@ -114,29 +105,6 @@ def test_a_captured_profile_steps_between_its_sizes(backend: TransformersBackend
     assert profile.executable_verify_tokens == SIZES and {cell.verify_tokens for cell in profile.verify} <= set(SIZES)
     cost = CostModel(profile)
     assert cost.verify_seconds(5, 1) == cost.verify_seconds(8, 1) and backend.num_target_forwards > 0
-
-
-@pytest.mark.skipif(torch.version.cuda is None, reason="needs a torch built for CUDA; a GPU it does not need")
-@pytest.mark.parametrize("make", [tiny_model, tiny_qwen3], ids=["llama", "qwen3"])
-def test_fake_cuda_forwards_meet_no_host_tensor(make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The code path of a GPU, its attention included, on tensors that have a device but no values."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    monkeypatch.setattr(Target, "_check_head", lambda _self: None)  # which looks at values
-    with FakeTensorMode():
-        with torch.device("cuda"):
-            model = make()
-        fake = Target(model, feature_layers=(0, 2))
-        prompt, cache = fake.new_cache(), fake.new_cache(num_requests=2)
-        fake.forward([3, 1, 4], range(3), prompt)
-        prompt.commit_first(3)
-        cache.copy_prefix(prompt, 3)
-        for slots in (1, 4):
-            ids = torch.zeros(2, slots, dtype=torch.long, device="cuda")
-            mask = None if slots == 1 else torch.ones(2, 1, slots, 3 + slots, dtype=torch.bool, device="cuda")
-            with Tape("cuda") as tape:
-                output = fake.forward_batch(ids, ids, cache, mask)
-            assert tape.found == [] and len(tape.steps) > 100 and output.logits.device.type == "cuda"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: real captures")
