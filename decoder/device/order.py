@@ -20,14 +20,16 @@ def expand_on_device(trellis: DeviceTrellis, max_nodes: int) -> DeviceOrder:
     requests, depth, k = token_ids.shape
     conditional = trellis.log_edges.dim() == 4
     log_edges = torch.where(trellis.log_edges > -torch.inf, trellis.log_edges, -torch.inf)  # NaN never enters
+    if not conditional:
+        log_edges = log_edges.unsqueeze(2)  # one row for all parents
+    log_edges = log_edges.gather(3, by_token.unsqueeze(2).expand(-1, -1, log_edges.shape[2], -1))
     device = token_ids.device
     reach = torch.zeros(requests, 1, dtype=torch.float64, device=device)
     columns = torch.zeros(requests, 1, dtype=torch.int64, device=device)  # each kept parent's candidate, before sorting
     levels = []
     for d in range(depth):
-        edges = log_edges[:, d]  # (R, K) or (R, parent, K)
-        rows = edges.gather(1, columns.unsqueeze(2).expand(-1, -1, k)) if conditional else edges.unsqueeze(1)
-        rows = rows.gather(2, by_token[:, d].unsqueeze(1).expand(-1, rows.shape[1], -1))
+        rows = log_edges[:, d]  # (R, 1 or K parents, K)
+        rows = rows.gather(1, columns.unsqueeze(2).expand(-1, -1, k)) if conditional else rows
         num_parents = reach.shape[1]
         table = (reach.unsqueeze(2) + rows).transpose(1, 2)  # (R, K, parents): by token, then by parent
         order = table.reshape(requests, -1).sort(dim=1, descending=True, stable=True)
@@ -35,7 +37,7 @@ def expand_on_device(trellis: DeviceTrellis, max_nodes: int) -> DeviceOrder:
         reach, index = order.values[:, :kept], order.indices[:, :kept]
         parents, ranks = index % num_parents, index // num_parents
         levels.append((reach, token_ids[:, d].gather(1, ranks), parents))
-        columns = by_token[:, d].gather(1, ranks)
+        columns = by_token[:, d].gather(1, ranks) if conditional else columns
     return _merge_levels(levels, max_nodes, requests, device)
 
 
