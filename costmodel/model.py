@@ -267,6 +267,8 @@ class CostModel:
         """
         if max_verify_tokens < 1:
             raise UsageError(f"max_verify_tokens must be at least 1, got {max_verify_tokens}")
+        if context_tokens < 0:
+            raise UsageError(f"context_tokens must not be negative, got {context_tokens}")
         context = CONTEXT_BUCKET_TOKENS * round(context_tokens / CONTEXT_BUCKET_TOKENS)
         key = (int(max_verify_tokens), context, num_requests, form)
         cached = self._rounds.get(key)

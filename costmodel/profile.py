@@ -80,12 +80,16 @@ class Profile:
     ) -> Profile:
         """A profile from arrays that broadcast against each other; stage seconds hold at every context and size.
 
-        Raises ProfileError for sizes below 1, non-finite or non-positive seconds, and a shape given twice.
+        Raises ProfileError for sizes below 1, non-finite or non-positive seconds, and a shape given twice; UsageError for
+        arrays that do not fit each other, fewer seconds than points, and what is no number.
         """
         try:
-            arrays = np.broadcast_arrays(verify_tokens, context_tokens, num_requests, np.asarray(seconds, dtype=float))
-        except ValueError as error:
-            raise UsageError(f"verify_tokens, seconds, context_tokens and num_requests differ in shape: {error}") from error
+            measured = np.asarray(seconds, dtype=float)
+            arrays = np.broadcast_arrays(verify_tokens, context_tokens, num_requests, measured)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"verify_tokens, seconds, context_tokens and num_requests do not fit each other: {error}") from error
+        if measured.size != arrays[3].size:
+            raise UsageError(f"seconds has {measured.size} values for {arrays[3].size} points")
         sizes, contexts, requests = (_whole(array) for array in arrays[:3])
         cells = tuple(
             VerifyCell(t, c, r, float(s)) for t, c, r, s in zip(sizes, contexts, requests, arrays[3].ravel(), strict=True)
@@ -161,7 +165,10 @@ def _is_bare(cell: VerifyCell) -> bool:
 
 
 def _whole(array: np.ndarray) -> list[int]:
-    values = np.asarray(array, dtype=float).ravel()
+    try:
+        values = np.asarray(array, dtype=float).ravel()
+    except ValueError:
+        values = np.array([np.nan])
     if not np.all(np.isfinite(values)) or np.any(values != np.floor(values)):
         raise UsageError("verify_tokens, context_tokens and num_requests must be whole numbers")
     return [int(value) for value in values]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from profiles.errors import UsageError
 from selector.drift.alarm import DriftAlarm
 from selector.edges import SCORED, EdgeSource
 from selector.limits import PlanLimits
@@ -58,7 +60,8 @@ class TreeSelector:
         scorer: path-conditioned chances of acceptance; default the plan's, if it has one.
         alarm: says when the scorer no longer fits; default `DriftAlarm()` wherever there is a scorer.
 
-    Raises PlanError or ScorerError for a plan whose scorer is missing or was trained for something else.
+    Raises UsageError for a negative max_nodes, PlanError or ScorerError for a plan whose scorer is missing or was trained
+    for something else.
     """
 
     def __init__(
@@ -73,6 +76,8 @@ class TreeSelector:
         scorer: EdgeScorer | None = None,
         alarm: DriftAlarm | None = None,
     ) -> None:
+        if max_nodes is not None and max_nodes < 0:
+            raise UsageError(f"max_nodes must not be negative, got {max_nodes}")
         self.cost = cost
         self.plan = plan
         defaults = plan or Plan(DEFAULT_POLICY, max_nodes=DEFAULT_MAX_NODES, top_k=DEFAULT_TOP_K)
@@ -210,7 +215,14 @@ class TreeSelector:
         """Learn from a drafting round: `num_accepted` nodes of `tree` (so one more token came out), and its seconds.
 
         `token_ids` are the tokens it committed, root not among them: with a scorer the drift alarm goes by them.
+        Raises UsageError, learning nothing, for more accepted nodes than the tree has and seconds that are none.
         """
+        if not 0 <= num_accepted <= tree.num_nodes:
+            raise UsageError(
+                f"num_accepted counts accepted nodes, the root and the token after them not among them: allowed are 0 to "
+                f"{tree.num_nodes}, got {num_accepted}"
+            )
+        _check_seconds(round_seconds)
         self._prices.at(self._context_tokens).observe(num_accepted + 1, round_seconds)
         self._scale.observe(num_accepted, tree.expected_tokens - 1.0)
         event = self._edges.observe(tree, num_accepted, token_ids)
@@ -222,7 +234,8 @@ class TreeSelector:
             self.stats.pauses = self._pause.num_pauses
 
     def observe_plain(self, round_seconds: float) -> None:
-        """Learn from a plain step (one token)."""
+        """Learn from a plain step (one token); raises UsageError for seconds that are none."""
+        _check_seconds(round_seconds)
         self.stats.plain_steps += 1
         self._prices.at(self._context_tokens).observe(1, round_seconds)
         if self._pause is not None:
@@ -236,6 +249,11 @@ class TreeSelector:
         """
         self._context_tokens = int(context_tokens)
         return self.drafts and (self._pause is None or self._pause.drafts)
+
+
+def _check_seconds(round_seconds: float) -> None:
+    if not 0 < round_seconds < math.inf:
+        raise UsageError(f"round_seconds must be a positive number, got {round_seconds}")
 
 
 def _edge_source(plan: Plan, scorer: EdgeScorer | None, alarm: DriftAlarm | None) -> EdgeSource:

@@ -85,6 +85,8 @@ def test_wrong_questions_are_usage_errors():
         cost.verify_seconds(1, form="spline")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="at least 1"):
         cost.round_seconds(0)
+    with pytest.raises(UsageError, match="context_tokens must not be negative, got -5"):
+        cost.round_seconds(8, -5)
 
 
 def test_points_that_contradict_each_other_are_refused():
@@ -96,8 +98,14 @@ def test_points_that_contradict_each_other_are_refused():
         CostModel.from_points([1, 2], [1.0, float("nan")])
     with pytest.raises(UsageError, match="whole numbers"):
         CostModel.from_points([1.5], [1.0])
-    with pytest.raises(UsageError, match="differ in shape"):
+    with pytest.raises(UsageError, match="do not fit each other"):
         CostModel.from_points([1, 2, 3], [1.0, 2.0])
+    with pytest.raises(UsageError, match="1 values for 2 points"):
+        CostModel.from_points([1, 2], [1.0])
+    with pytest.raises(UsageError, match="whole numbers"):
+        CostModel.from_points(["a", "b"], [1.0, 2.0])
+    with pytest.raises(UsageError, match="do not fit each other: could not convert"):
+        CostModel.from_points([1, 2], ["a", "b"])
     with pytest.raises(ProfileError, match="at least one verify cell"):
         CostModel.from_points([], [])
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from costmodel import CostModel
+from profiles.errors import UsageError
 from selector import CandidatePool, Plan, TreeSelector, Trellis
 from selector.calibration import Calibration
 from tests.selector.helpers import random_trellis
@@ -87,6 +88,24 @@ def test_priced_starts_as_exact_and_learns_a_price(cost):
     assert priced.price == pytest.approx(30.0)
 
 
+def test_what_cannot_have_happened_is_refused_and_not_learned(cost):
+    selector = TreeSelector(cost, policy="priced")
+    tree = selector.select(logits(), 10)
+    for accepted in (-1, tree.num_nodes + 1):
+        with pytest.raises(UsageError, match=f"allowed are 0 to {tree.num_nodes}, got {accepted}"):
+            selector.observe(tree, accepted, 0.1)
+    for seconds in (0.0, -0.1, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="round_seconds must be a positive number"):
+            selector.observe(tree, 1, seconds)
+        with pytest.raises(UsageError, match="round_seconds must be a positive number"):
+            selector.observe_plain(seconds)
+    assert selector.stats.plain_steps == 0 and selector.reach_scale == 1.0
+    with pytest.raises(UsageError, match="max_nodes must not be negative"):
+        TreeSelector(cost, max_nodes=-1)
+    with pytest.raises(UsageError, match="context_tokens must not be negative"):
+        selector.select(logits(), -1)
+
+
 def test_a_high_price_shrinks_trees(cost):
     sizes = [TreeSelector(cost, plan=Plan("priced", price=price)).select(logits(), 10).num_nodes for price in (5, 40, 200)]
     assert sizes[0] > sizes[1] > sizes[2]
@@ -129,11 +148,11 @@ def simulate(
 ) -> float:
     """Seconds of decoding where drafting rounds always yield the same; returns tokens per second."""
     rng = np.random.default_rng(0)
-    tree = selector.select_trellis(Trellis.from_probabilities([1, 2, 3], [0.9, 0.9, 0.9]), 10)
+    tree = selector.select_trellis(Trellis.from_probabilities(np.arange(20), np.full(20, 0.9)), 10)
     tokens = seconds = 0.0
     while tokens < num_tokens:
         if selector.drafts_next(10):
-            accepted = int(rng.poisson(tokens_per_draft - 1))
+            accepted = min(int(rng.poisson(tokens_per_draft - 1)), tree.num_nodes)
             selector.observe(tree, accepted, draft_seconds)
             tokens, seconds = tokens + accepted + 1, seconds + draft_seconds
         else:
