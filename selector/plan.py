@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -12,7 +13,7 @@ from typing import Any
 from profiles.errors import FileFormatError
 from profiles.files import file_sha256, read_json, write_atomic
 from selector.calibration import Calibration
-from selector.errors import PlanError
+from selector.errors import PlanError, PolicyError
 from selector.policies import Policy
 from selector.price import PriceRange
 from selector.registry import parse_policy
@@ -86,8 +87,16 @@ class Plan:
     def __post_init__(self) -> None:
         """Check; raises PolicyError or PlanError."""
         self.make_policy()
-        if self.top_k < 1 or self.max_nodes < 0:
-            raise PlanError(f"top_k must be at least 1 and max_nodes at least 0, got {self.top_k} and {self.max_nodes}")
+        for name, lowest in (("top_k", 1), ("max_nodes", 0)):
+            value = getattr(self, name)
+            if not _is_number(value, lowest, int):
+                raise PlanError(f"plan: {name} must be a whole number of at least {lowest}, got {value!r}", field=name)
+        prices = [("price", self.price)] if self.price is not None else []
+        for name, value in (*prices, *(("prices", item.price) for item in self.prices), ("reach_scale", self.reach_scale)):
+            if not _is_number(value, 0.0) or value == 0:
+                raise PlanError(f"plan: {name} must be a positive number, got {value!r}", field=name)
+        if not _is_number(self.scoring_seconds, 0.0):
+            raise PlanError(f"plan: scoring_seconds must not be negative, got {self.scoring_seconds!r}", field="scoring_seconds")
 
     def make_policy(self) -> Policy:
         """The policy with the plan's settings; raises PolicyError or PlanError."""
@@ -162,6 +171,8 @@ class Plan:
         unknown = sorted(set(values) - {item.name for item in fields(cls)} | set(values) & set(_NOT_WRITTEN))
         if unknown:
             raise PlanError(f"plan has unknown fields: {', '.join(unknown)}", hint="update treebudget")
+        if "policy" not in values:
+            raise PlanError("plan names no policy", field="policy")
         try:
             if values.get("calibration") is not None:
                 values["calibration"] = Calibration.from_dict(values["calibration"])
@@ -169,6 +180,8 @@ class Plan:
                 values["scorer"] = ScorerFile(**values["scorer"])
             values["prices"] = [PriceRange(**item) for item in values.get("prices") or []]
             return cls(**values)
+        except PolicyError as error:
+            raise PlanError(f"plan: {error}", field="policy") from error
         except (TypeError, ValueError, KeyError) as error:
             raise PlanError(f"plan is malformed: {error}") from error
 
@@ -200,6 +213,11 @@ class Plan:
         if expect is not None:
             plan.check(expect)
         return plan
+
+
+def _is_number(value: Any, lowest: float, kind: Any = (int, float)) -> bool:
+    """Whether a value is a finite number of that kind and not below `lowest`."""
+    return isinstance(value, kind) and not isinstance(value, bool) and lowest <= value < math.inf
 
 
 def _refuse(name: str, found: Any, expected: Any, what: str) -> None:

@@ -50,6 +50,20 @@ def test_what_is_no_plan_is_refused(tmp_path):
         Plan(top_k=0)
 
 
+@pytest.mark.parametrize(("field", "value", "said"), [
+    ("price", float("nan"), "positive number, got nan"), ("price", "40", "got .40."), ("price", -1.0, "got -1.0"),
+    ("prices", [{"context_low": 0, "context_high": 9, "price": 0.0}], "prices must be a positive number"),
+    ("reach_scale", 0.0, "positive number"), ("scoring_seconds", -0.1, "not be negative"), ("top_k", 0, "at least 1, got 0"),
+    ("top_k", 2.5, "whole number"), ("max_nodes", True, "whole number"), ("policy", "foo", "unknown policy 'foo'"),
+])  # fmt: skip
+def test_a_number_that_is_none_is_named(field, value, said):
+    with pytest.raises(PlanError, match=said) as caught:
+        Plan.from_dict(Plan("priced").to_dict() | {field: value})
+    assert caught.value.field == field
+    with pytest.raises(PlanError, match="names no policy"):
+        Plan.from_dict({"price": 4.0})
+
+
 def test_a_plan_for_something_else_names_the_field(tmp_path):
     path = Plan(identity={"target": "toy", "block_size": 8}).save(tmp_path / "plan.json")
     assert Plan.load(path, {"target": "toy", "dtype": "float32"}).policy == "priced"
