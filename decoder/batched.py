@@ -110,9 +110,14 @@ class BatchedGenerator:
 
     @torch.inference_mode()
     def run(self, jobs: list[Job]) -> Iterator[Continuation]:
-        """Yield every job's continuation as it finishes; prompts of like length share the batch."""
+        """Yield every job's continuation as it finishes; prompts of like length share the batch.
+
+        Raises ContextError, before anything runs, for a prompt that the target's context does not hold with its new tokens.
+        """
         if not jobs:
             return
+        for job in jobs:
+            self.target.check_context(len(job.prompt_ids), self.max_new_tokens, f"prompt {job.key}: ")
         self._prepare(jobs)
         waiting = sorted(jobs, key=lambda job: len(job.prompt_ids), reverse=True)
         while waiting or any(self.active):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from decoder.drafters.base import Drafter
-from decoder.errors import ContextError, UsageError
+from decoder.errors import UsageError
 from decoder.records import Generation, Round, StageClock
 from decoder.sampling import Sampling, TokenChooser
 from decoder.target import Target
@@ -58,10 +58,7 @@ class Decoder:
         outside = [token for token in prompt_ids if not 0 <= token < vocab]
         if outside:
             raise UsageError(f"prompt token {outside[0]} is outside the vocabulary of {vocab}")
-        total, limit = len(prompt_ids) + max_new_tokens, self.target.max_context_tokens
-        if total > limit:
-            raise ContextError(f"{len(prompt_ids)} prompt tokens and {max_new_tokens} new ones are {total}; "
-                               f"the target's context holds {limit}")
+        self.target.check_context(len(prompt_ids), max_new_tokens)
 
 
 class _Request:

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from decoder.errors import PromptError
+from decoder.errors import ContextError, PromptError
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,25 @@ def encode_prompts(tokenizer: Any, prompts: list[Prompt]) -> list[EncodedPrompt]
     if twice is not None:
         raise PromptError(f"two prompts have the key {twice!r}")
     return [EncodedPrompt(prompt.key, prompt.dataset, encode_prompt(tokenizer, prompt.text)) for prompt in prompts]
+
+
+def leave_out_long(tokenizer: Any, prompts: list[Prompt], max_new_tokens: int, context_limit: int) -> tuple[list[Prompt], str]:
+    """The prompts that fit the target's context together with their new tokens, and a sentence on the others, or "".
+
+    Raises ContextError where none fits.
+    """
+    lengths = [len(encode_prompt(tokenizer, prompt.text)) for prompt in prompts]
+    room = context_limit - max_new_tokens
+    kept = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= room]
+    long = [f"{prompt.key} ({length})" for prompt, length in zip(prompts, lengths, strict=True) if length > room]
+    if not long:
+        return kept, ""
+    named = ", ".join(long[:5]) + (", ..." if len(long) > 5 else "")
+    count = f"{len(long)} of {len(prompts)} prompts"
+    what = f"{count} have more than the {room} tokens that fit a context of {context_limit}: {named}"
+    if not kept:
+        raise ContextError(what, hint="shorten them, or lower --max-new-tokens")
+    return kept, f"left out: {what}"
 
 
 def prompts_sha256(prompts: list[Prompt]) -> str:

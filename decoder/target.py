@@ -14,7 +14,7 @@ from torch import nn
 
 from decoder.attention import register_attention
 from decoder.cache import TreeCache
-from decoder.errors import TargetError, UsageError
+from decoder.errors import ContextError, TargetError, UsageError
 from decoder.linear import apply_linear_form
 from decoder.shape import context_limit, feature_hooks, find_layers, model_shape
 
@@ -101,6 +101,13 @@ class Target:
         self.feature_layers = tuple(feature_layers)
         self._outputs.clear()
         self._hooks = feature_hooks(self.layers, self.feature_layers, self._outputs)
+
+    def check_context(self, num_prompt_tokens: int, max_new_tokens: int, what: str = "") -> None:
+        """Raise ContextError where a prompt and its new tokens do not fit; `what` begins the message."""
+        total, limit = num_prompt_tokens + max_new_tokens, self.max_context_tokens
+        if total > limit:
+            raise ContextError(f"{what}{num_prompt_tokens} prompt tokens and {max_new_tokens} new ones are {total}; "
+                               f"the target's context holds {limit}")
 
     def new_cache(self, capacity: int = 1024, num_requests: int = 1) -> TreeCache:
         """An empty cache for one request, or for a batch of them."""

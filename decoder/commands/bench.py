@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from costmodel.clitools import emit_json, json_option, note, progress, quiet_option, to_jsonable, write_atomic
-from decoder.commands.options import FILE, ModelChoice, load_cost, load_plan, model_options
+from decoder.commands.options import FILE, ModelChoice, fitting_prompts, load_cost, load_plan, model_options
 from decoder.errors import UsageError
 
 DEFAULT_POLICIES = "plain,chain,fixed:8,fixed:16,unimodal,exact,priced"
@@ -46,8 +46,9 @@ def bench(models: ModelChoice, prompts: Path | None, limit: int | None, policies
     if not names:
         raise UsageError("no policies given")
     settings = BenchSettings(names, max_new_tokens, max_nodes, top_k, predict=not no_predict)
-    chosen = load_prompts(prompts, limit)
+    asked = load_prompts(prompts, limit)
     target = models.load_target()
+    chosen = fitting_prompts(target, asked, max_new_tokens, quiet)
     drafter = models.load_drafter(target)
     cost = load_cost(models, target, drafter, profile)
     loaded_plan = load_plan(models, target, drafter, plan) if "plan" in names else None

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from costmodel.clitools import emit_json, json_option, progress, quiet_option
-from decoder.commands.options import FILE, ModelChoice, model_options
+from decoder.commands.options import FILE, ModelChoice, fitting_prompts, model_options
 from decoder.errors import CheckFailedError
 
 
@@ -34,9 +34,10 @@ def check(models: ModelChoice, prompts: Path | None, limit: int, max_new_tokens:
     from decoder.check import check_settings, run_check
     from decoder.prompts import load_prompts
 
-    chosen = load_prompts(prompts, limit)
     settings = check_settings(tuple(name.strip() for name in policies.split(",") if name.strip()), max_new_tokens)
+    asked = load_prompts(prompts, limit)
     target = models.load_target()
+    chosen = fitting_prompts(target, asked, max_new_tokens, quiet)
     drafter = models.load_drafter(target)
     with progress("check", (len(chosen) + 1) * len(settings.names), quiet) as advance:
         record = run_check(target, drafter, chosen, settings, progress=advance)

@@ -14,6 +14,7 @@ from decoder.errors import UsageError
 from profiles.paths import DEFAULT_DRAFTER, DEFAULT_DTYPE, DEFAULT_TARGET, default_plan_path, default_profile_path
 
 if TYPE_CHECKING:
+    from decoder.prompts import Prompt
     from decoder.target import Target
 
 Command = Callable[..., Any]
@@ -70,6 +71,16 @@ def model_options(dtype: str = DEFAULT_DTYPE) -> Callable[[Command], Command]:
             command = option(command)
         return command
     return decorate
+
+
+def fitting_prompts(target: Target, prompts: list[Prompt], max_new_tokens: int, quiet: bool) -> list[Prompt]:
+    """The prompts that the target's context holds with their new tokens; a note names the others. ContextError for none."""
+    from decoder.prompts import leave_out_long
+
+    kept, left_out = leave_out_long(target.tokenizer, prompts, max_new_tokens, target.max_context_tokens)
+    if left_out:
+        note(left_out, quiet)
+    return kept
 
 
 def load_cost(models: ModelChoice, target: Target, drafter: Any, profile: str | None) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from costmodel.clitools import emit_json, json_option, note, progress, quiet_option
-from decoder.commands.options import FILE, ModelChoice, model_options
+from decoder.commands.options import FILE, ModelChoice, fitting_prompts, model_options
 from decoder.commands.taking import SHARE, Share
 from decoder.errors import UsageError
 from profiles.paths import default_trace_path
@@ -57,7 +57,8 @@ def trace(models: ModelChoice, prompts: Path | None, take: Share | None, limit: 
     drafter = models.load_drafter(target)
     if drafter is None:
         raise UsageError("a trace needs a drafter")
-    chosen = encode_prompts(target.tokenizer, chosen_prompts(load_prompts(prompts), take, limit))
+    asked = chosen_prompts(load_prompts(prompts), take, limit)
+    chosen = encode_prompts(target.tokenizer, fitting_prompts(target, asked, max_new_tokens, quiet))
     with progress("trace", len(chosen), quiet) as advance:
         done = 0
 

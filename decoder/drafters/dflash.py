@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -191,7 +192,11 @@ def load_dflash_model(folder: Path) -> DFlashModel:
     path = folder / "model.safetensors"
     if not path.exists():
         raise DrafterError(f"no drafter weights at {path}")
-    missing, unexpected = model.load_state_dict(load_file(path), strict=False)
+    try:
+        missing, unexpected = model.load_state_dict(load_file(path), strict=False)
+    except (SafetensorError, RuntimeError) as error:  # damaged, or tensors of other shapes than config.json says
+        reason = " ".join(str(error).split())
+        raise DrafterError(f"{path} cannot be used: {reason}", hint="fetch or train the drafter again") from error
     if missing or unexpected:
         raise DrafterError(f"{path}: missing tensors {missing or 'none'}, unexpected tensors {unexpected or 'none'}")
     return model

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from decoder.batched import BatchedGenerator, Continuation, Job
+from decoder.errors import ContextError
 from decoder.loop import Decoder
 from tests.decoder.helpers import tiny_target
 
@@ -60,3 +62,12 @@ def test_sampled_beginnings_vary_and_the_rest_is_greedy() -> None:
     for text in texts:
         start = text.token_ids[:prompt + 6]
         assert start + Decoder(target).generate(start, 10).token_ids == text.token_ids
+
+
+def test_a_prompt_beyond_the_context_is_refused_before_anything_runs() -> None:
+    target = tiny_target(scale=0.2)
+    before = target.num_forwards
+    generator = BatchedGenerator(target, (), max_new_tokens=20, num_rows=2, num_labels=2)
+    with pytest.raises(ContextError, match="prompt long: 493 prompt tokens and 20 new ones are 513; .* context holds 512"):
+        list(generator.run([Job("short", PROMPTS[0]), Job("long", [3] * 493)]))
+    assert target.num_forwards == before

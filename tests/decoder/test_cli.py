@@ -63,6 +63,19 @@ def profile(folder: str, tmp_path: Path) -> str:
     return str(tmp_path / "profile.json")
 
 
+def test_prompts_beyond_the_context_are_left_out_and_named(folder: str, prompts: str, profile: str) -> None:
+    with Path(prompts).open("a") as file:
+        file.write('{"prompt": "' + "x" * 600 + '", "key": "epic"}\n')
+    arguments = ("--target", folder, "--drafter", "none", "--dtype", "float32", "--max-new-tokens", "8", "--prompts", prompts,
+                 "--profile", profile, "--policies", "plain")
+    result = run("bench", *arguments, "--json")
+    assert result.exit_code == 0 and json.loads(result.stdout)["prompts"]["num_prompts"] == 2
+    assert "left out: 1 of 3 prompts have more than the 504 tokens that fit a context of 512: epic (602)" in result.stderr
+    Path(prompts).write_text('{"prompt": "' + "x" * 600 + '"}\n')
+    result = run("bench", *arguments)
+    assert result.exit_code == 1 and "1 of 1 prompts have more than" in result.stderr
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command: str) -> None:
     result = run(command, "-h")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ import torch
 from costmodel import CostModel
 from decoder.bench import BenchSettings, run_bench
 from decoder.check import made_up_cost, step_seconds
+from decoder.drafters.dflash import DFlashDrafter, save_dflash_model
+from decoder.errors import DrafterError
 from decoder.loop import Decoder
 from decoder.predict import trace_of_text
 from decoder.prompts import Prompt, encode_prompt
@@ -111,3 +115,21 @@ def test_a_machine_twice_as_slow_as_its_profile_is_noticed(target: Target) -> No
     reference.samples = {"plain": [2.0, 2.0], "tree": [2 * reference.expected["tree"]], "draft": [1.0]}
     assert reference.speed == pytest.approx(0.5)
     assert reference.record()["references"]["plain"]["mean_milliseconds"] == pytest.approx(2000)
+
+
+def test_a_drafters_damaged_or_unfitting_weights_are_named(target: Target, tmp_path: Path) -> None:
+    drafter = tiny_dflash(target)
+    save_dflash_model(drafter.model, drafter.model.config, tmp_path)
+    assert DFlashDrafter.load(tmp_path, target.embed, target.head).block_size == 5
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    document = json.loads(config.read_text())
+    config.write_text(json.dumps(document | {"intermediate_size": 40}))
+    with pytest.raises(DrafterError, match="cannot be used: .*size mismatch"):
+        DFlashDrafter.load(tmp_path, target.embed, target.head)
+    config.write_text(json.dumps(document))
+    weights.write_bytes(weights.read_bytes()[:500])
+    with pytest.raises(DrafterError, match="model.safetensors cannot be used"):
+        DFlashDrafter.load(tmp_path, target.embed, target.head)
+    weights.unlink()
+    with pytest.raises(DrafterError, match="no drafter weights"):
+        DFlashDrafter.load(tmp_path, target.embed, target.head)

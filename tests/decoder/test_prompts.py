@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from decoder.errors import PromptError, UsageError
-from decoder.prompts import Prompt, encode_prompt, encode_prompts, load_prompts, parse_prompt, prompts_sha256
+from decoder.errors import ContextError, PromptError, UsageError
+from decoder.prompts import (
+    Prompt,
+    encode_prompt,
+    encode_prompts,
+    leave_out_long,
+    load_prompts,
+    parse_prompt,
+    prompts_sha256,
+)
 from decoder.streaming import TextStream
 from tests.decoder.helpers import ALPHABET, tiny_tokenizer
 
@@ -92,3 +100,13 @@ def test_stream_gives_the_whole_text_and_never_half_a_character() -> None:
     assert TextStream(ByteTokenizer()).finish() == ""
     cut = TextStream(ByteTokenizer())
     assert cut.push([0xE6]) == "" and cut.finish() == "\ufffd"
+
+
+def test_prompts_that_the_context_does_not_hold_are_left_out_by_name() -> None:
+    prompts = [Prompt(letter * size, key=letter) for letter, size in (("a", 8), ("b", 9), ("c", 50))]  # and < and > each
+    assert leave_out_long(tiny_tokenizer(), prompts, 20, 72) == (prompts, "")
+    kept, said = leave_out_long(tiny_tokenizer(), prompts, 20, 30)
+    assert kept == prompts[:1]
+    assert said == "left out: 2 of 3 prompts have more than the 10 tokens that fit a context of 30: b (11), c (52)"
+    with pytest.raises(ContextError, match="3 of 3 prompts have more than the 5 tokens"):
+        leave_out_long(tiny_tokenizer(), prompts, 25, 30)
