@@ -14,6 +14,12 @@ from decoder.errors import UsageError
 class CapturedSearch:
     """`search_on_device` as a replayed CUDA graph: one launch a round instead of some hundred.
 
+        curve = torch.from_numpy(np.array(cost.round_seconds(65, context_tokens)))      # cost: a costmodel.CostModel
+        search = CapturedSearch((num_requests, depth, vocab), 64, "exact", round_seconds=curve)
+        trees = search(draft_logits, root_tokens)                                       # every round
+        trees.token_ids, trees.position_ids(context_lengths), trees.attention_mask      # for the target's forward
+        slots, num_accepted = trees.walk(target_tokens, depth)
+
     The graph reads `logits`, `root_tokens`, `price` and `round_seconds`. A drafter may write its logits straight into the
     first; what is given to a call is copied there. All requests share the shape: R trees of at most `max_nodes` nodes.
 
