@@ -93,7 +93,7 @@ def tune(
         identity=plan_identity(usable, cost),
         provenance=getattr(cost, "provenance", "measured"),
         reason=reason,
-        notes=notes,
+        notes=notes + plan.notes,
     )
 
 
@@ -122,14 +122,14 @@ def _fit_plan(
     trace: Trace, cost: Any, max_nodes: int, winner: Judged, train: Trainer | None, training_seconds: float
 ) -> tuple[Plan, bool]:
     """Fit the winner once more, on all texts, and whether the cost curve is flat; prices are those of held-out rounds."""
-    edges, scorer, seconds = winner.candidate.edges, None, 0.0
+    edges, scorer, seconds, note = winner.candidate.edges, None, 0.0, ""
     part = Part.of(trace, cost, max_nodes)
     calibration = None if edges == DRAFTED else fit_calibration_on(part)
     if edges == CALIBRATED and calibration is not None:
         part = part.calibrated(calibration)
     elif edges == SCORED and train is not None:
         trained = train(trace, training_seconds)
-        scorer, seconds = trained.scorer, scoring_seconds(trained, part)
+        scorer, seconds, note = trained.scorer, scoring_seconds(trained, part), trained.note
         part = part.select(trained.aside).scored(scorer, seconds)
     fit = fit_candidate(winner.candidate, part)
     contexts, tokens = np.concatenate(winner.contexts), np.concatenate(winner.tokens)
@@ -142,6 +142,7 @@ def _fit_plan(
         reach_scale=fit.reach_scale,
         attached=scorer,
         scoring_seconds=seconds,
+        notes=[note] if note else [],
         fallback={**FALLBACK, "drift": "the calibration" if calibration else "the drafter's own probabilities"},
     )
     return plan, part.curves.flat

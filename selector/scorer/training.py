@@ -22,6 +22,7 @@ from selector.scorer.settings import ScorerSettings
 from selector.trace import Trace
 
 MIN_TEXTS = 4
+CALIBRATED_ASIDE, CALIBRATED_BLIND = "the texts kept aside", "every text, by networks that did not see it"
 RECORDED = (*IDENTITY_FIELDS, "dtype", "prompts_sha256", "num_prompts")
 
 
@@ -60,7 +61,7 @@ def train_scorer(
     record |= {"settings": asdict(settings), "num_texts": [len(usable.texts) - len(aside), len(aside)]}
     record["num_groups"] = [len(s.label) for s in prepared.samples]
     record["soft_labels"] = prepared.samples[0].soft is not None and settings.soft_share > 0
-    record["calibrated_on"] = "the texts kept aside" if blind is None else "every text, by networks that did not see it"
+    record["calibrated_on"] = CALIBRATED_ASIDE if blind is None else CALIBRATED_BLIND
     return Scorer(_weights(fitted, calibration, reduced), settings.top_k, dict(identity), record)
 
 

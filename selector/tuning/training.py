@@ -13,15 +13,16 @@ from selector.scoring import EdgeScorer
 from selector.trace import Trace
 
 TRAIN = "train"
-TRAINING_SECONDS = 300.0  # of all three trainings together: a quarter per half of the texts, half of it for all texts
+TRAINING_SECONDS = 600.0  # of all three trainings together: a quarter per half of the texts, half of it for all texts
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A scorer and the texts, of those it was trained on, whose drafts it did not learn from."""
+    """A scorer, the texts, of those it was trained on, whose drafts it did not learn from, and what is to be known of it."""
 
     scorer: EdgeScorer
     aside: list[int]
+    note: str = ""
 
 
 Trainer = Callable[[Trace, float], Trained]
@@ -56,7 +57,11 @@ def _train(trace: Trace, embedding: NDArray[Any], settings: Any, seconds: float)
     """Train within the time; the texts kept aside for stopping are told back, to fit on them what the scorer did not see."""
     from selector.scorer import ScorerSettings, train_scorer
     from selector.scorer.preparing import split_texts
+    from selector.scorer.training import CALIBRATED_ASIDE
 
     settings = settings or ScorerSettings()
     settings = replace(settings, max_seconds=min(settings.max_seconds, seconds))
-    return Trained(train_scorer(trace, embedding, settings), split_texts(trace, settings)[1])
+    trained, aside = train_scorer(trace, embedding, settings), split_texts(trace, settings)[1]
+    few = settings.calibration_folds > 1 and trained.training["calibrated_on"] == CALIBRATED_ASIDE
+    note = f"the scorer is calibrated on {len(aside)} of {len(trace.texts)} texts; with more training time it would be on all"
+    return Trained(trained, aside, note if few else "")

@@ -16,6 +16,7 @@ from selector.scorer.samples import collect
 from selector.search.reference import expand_in_python
 from selector.trace import Trace, TraceText
 from selector.trellis import Trellis
+from selector.tuning.training import TRAIN, make_trainer
 from tests.selector.helpers import markov_trace
 
 torch = pytest.importorskip("torch")
@@ -246,5 +247,10 @@ def test_calibration_falls_back_to_the_texts_kept_aside(folds: int, seconds: flo
     settings = replace(SMALL, max_epochs=2, calibration_folds=folds, max_seconds=seconds)
     blind = train_scorer(trace, np.eye(VOCAB), settings).training["calibrated_on"].startswith("every text")
     assert blind == (folds > 1 and seconds > 0)
+    trainer, _ = make_trainer(TRAIN, np.eye(VOCAB), settings)
+    assert trainer is not None
+    note = trainer(trace, seconds).note  # only where time was what was missing
+    said = "the scorer is calibrated on 2 of 8 texts; with more training time it would be on all"
+    assert note == ("" if folds < 2 or blind else said)
     with pytest.raises(ScorerError, match="calibration_folds must not be negative"):
         replace(settings, calibration_folds=-1)

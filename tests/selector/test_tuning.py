@@ -57,7 +57,7 @@ def with_scorer():
     def trainer(trace: Trace, seconds: float) -> Trained:
         seen.append(trace)
         assert seconds > 0
-        return Trained(knowing(), list(range(len(trace.texts) // 2)))
+        return Trained(knowing(), list(range(len(trace.texts) // 2)), f"trained on {len(trace.texts)} texts")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(candidates_module, "ASKED_TOKENS", 150)
@@ -73,6 +73,7 @@ def test_a_scorer_that_knows_more_wins_on_held_out_texts(with_scorer):
     low, high = plan.gains["gain_over_unscored_interval"]
     assert low <= plan.gains["gain_over_unscored"] <= high
     assert "the scorer is worth" in plan.reason
+    assert plan.notes[-1] == "trained on 12 texts"  # what is to be known of the scorer that is used
     assert [row["name"] for row in plan.rows] == [candidate.label for candidate in candidates(True)]
     assert steps == 2 * [candidate.label for candidate in candidates(True)]
     assert plan.fallback["drift"] == "the calibration" and plan.calibration is not None
