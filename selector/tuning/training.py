@@ -13,7 +13,7 @@ from selector.scoring import EdgeScorer
 from selector.trace import Trace
 
 TRAIN = "train"
-TRAINING_SECONDS = 600.0  # of all three trainings together: a quarter per half of the texts, half of it for all texts
+TRAINING_SECONDS = 1000.0  # of all three trainings together: a quarter per half of the texts, half of it for all texts
 
 
 @dataclass(frozen=True, eq=False)
