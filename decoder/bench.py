@@ -106,7 +106,7 @@ def run_bench(target: Target, drafter: Drafter | None, cost: CostModel, prompts:
     context_tokens = sum(lengths) // len(lengths) + settings.max_new_tokens // 2
     reference = SpeedReference.of(target, drafter, cost, context_tokens) if settings.predict and can_predict(drafter) else None
     for name in settings.names:
-        decoders[name].generate(encoded[0], settings.warmup_tokens)
+        decoders[name].generate(encoded[0], min(settings.warmup_tokens, settings.max_new_tokens))
         progress(1, f"warm-up, {name}")
     for place, ids in enumerate(encoded):
         for name in settings.names if place % 2 == 0 else reversed(settings.names):

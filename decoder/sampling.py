@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,6 +95,8 @@ class TokenChooser:
     def draw(self, row: torch.Tensor) -> int:
         """Draw one token from one row (vocab,) by inverting the cumulative distribution."""
         cumulative = torch.cumsum(token_probabilities(row, self.sampling), dim=0)
+        if not 0 < float(cumulative[-1]) < math.inf:
+            raise LogitsError(f"the target's logits give no distribution at temperature {self.sampling.temperature}")
         point = torch.rand((), generator=self.random, dtype=torch.float64) * cumulative[-1]
         token = int(torch.searchsorted(cumulative, point, right=True))
         return min(token, int(torch.searchsorted(cumulative, cumulative[-1])))

@@ -93,11 +93,11 @@ class Target:
 
     def set_feature_layers(self, feature_layers: Sequence[int]) -> None:
         """Choose the layers whose outputs a forward returns as features (output index i = output of layer i)."""
-        for hook in self._hooks:
-            hook.remove()
         wrong = [layer for layer in feature_layers if not 0 <= layer < len(self.layers)]
         if wrong:
             raise TargetError(f"feature layers {wrong} are not among the target's {len(self.layers)} layers")
+        for hook in self._hooks:
+            hook.remove()
         self.feature_layers = tuple(feature_layers)
         self._outputs.clear()
         self._hooks = feature_hooks(self.layers, self.feature_layers, self._outputs)

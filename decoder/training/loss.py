@@ -39,7 +39,8 @@ class BlocksNetwork(nn.Module):
     def forward(self, batch: Batch) -> torch.Tensor:
         """Run every block of `batch` in one pass."""
         mask_row = self.embedding[self.model.config.mask_token_id]
-        return blocks_forward(self.model, batch.features, self.embedding[batch.roots], batch.anchors, mask_row)[:, :, 1:]
+        features = batch.features.to(self.embedding.dtype)  # a corpus keeps them in the target's
+        return blocks_forward(self.model, features, self.embedding[batch.roots], batch.anchors, mask_row)[:, :, 1:]
 
 
 def drafter_loss(network: Callable[[Batch], torch.Tensor], batch: Batch, head: torch.Tensor, vocabulary: torch.Tensor,

@@ -175,6 +175,7 @@ def write_corpora(run: TrainingRun, target: Target, layers: Sequence[int], promp
     """The texts to train on and those to evaluate on, written as far as they are not there yet."""
     train, heldout = split
     corpus = Corpus(run.work / "corpus", identity)
+    trained_indices(corpus, heldout)  # refuses a folder that left out others before anything is added to it
     write_corpus(target, layers, corpus_jobs(prompts, train, run.corpus), corpus, max_new_tokens=run.corpus.max_new_tokens,
                  num_rows=run.corpus.num_rows, report=report)
     unseen = Corpus(run.work / "heldout", identity)

@@ -81,3 +81,12 @@ def test_frequencies_with_two_children() -> None:
 def test_senseless_settings(settings: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         Sampling(**settings)  # type: ignore[arg-type]
+
+
+INFINITE = float("inf")
+
+
+@pytest.mark.parametrize(("row", "temperature"), [([1.0, INFINITE, 2.0], 1.0), ([-INFINITE] * 3, 1.0), ([1.0, 2.0, 0.0], 1e-308)])
+def test_a_row_without_a_distribution_draws_no_token(row: list[float], temperature: float) -> None:
+    with pytest.raises(LogitsError, match="no distribution at temperature"):
+        TokenChooser(Sampling(temperature)).prepare(torch.tensor([row])).token(0)

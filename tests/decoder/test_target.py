@@ -165,3 +165,14 @@ def test_masks_of_another_size_are_refused() -> None:
     target = tiny_target()
     with pytest.raises(ValueError, match="does not fit"):
         target.forward([1, 2], [0, 1], target.new_cache(), mask=torch.ones(3, 3, dtype=torch.bool))
+
+
+def test_refused_feature_layers_leave_the_chosen_ones_at_work() -> None:
+    target = tiny_target()
+    target.set_feature_layers((0, 2))
+    expected = target.forward([3, 1, 4], range(3), target.new_cache()).features
+    with pytest.raises(TargetError, match="feature layers"):
+        target.set_feature_layers((0, 40))
+    torch.testing.assert_close(target.forward([3, 1, 4], range(3), target.new_cache()).features, expected)
+    other = target.forward([5, 9, 2], range(3), target.new_cache()).features
+    assert expected is not None and other is not None and not torch.equal(other, expected)
