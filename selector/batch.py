@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from profiles.errors import UsageError
 from selector.errors import CostCurveError
 from selector.policies import Candidates, Curve, expand_candidates, is_flat
 from selector.pool import CandidatePool
@@ -28,9 +29,9 @@ class BatchSelection:
         trees: in the order of the requests; a request may get the root alone, which is its plain step.
         num_verify_tokens: slots of all trees. executed_verify_tokens: what the engine runs for them, padding included.
         expected_tokens: of all requests, bonus tokens included. expected_seconds: of the shared round.
-        status: "optimal", "budget", "exhausted", "truncated:max_nodes" or "degenerate-cost", as in DraftTree; or
-            "truncated:top_k": an unlisted candidate may belong before the first node left out or, where the size is
-            fixed, before the last one taken.
+        status: "optimal", "budget", "exhausted", "truncated:max_nodes" (of all or of one request) or "degenerate-cost", as
+            in DraftTree; or "truncated:top_k": an unlisted candidate may belong before the first node left out or, where
+            the size is fixed, before the last one taken.
     """
 
     trees: tuple[DraftTree, ...]
@@ -108,23 +109,27 @@ def select_batch(
         executable_verify_tokens: what the engine can run, see `executed_sizes`; padding is paid for.
         root_tokens: (r,) tokens of the slots 0. bonus: as in RoundInputs.
 
-    Raises CostCurveError for bad curves, or if the engine's sizes cannot even hold the roots.
+    Raises CostCurveError for bad curves, or if the engine's sizes cannot even hold the roots; UsageError for no requests,
+    negative numbers of nodes, or other than one number per request.
     """
-    caps = _caps(max_nodes, len(candidates))
+    flat = is_flat(round_seconds)
+    if total_nodes is not None and total_nodes < 0:
+        raise UsageError(f"total_nodes must not be negative, got {total_nodes}")
+    caps = _caps(max_nodes, candidates, root_tokens)
     order = _merge([expand_candidates(each, cap) for each, cap in zip(candidates, caps, strict=True)])
     seconds, executed = _paid(np.arange(len(order.reach) + 1), len(candidates), round_seconds, executable_verify_tokens)
     total = len(candidates) * bonus + np.concatenate([[0.0], np.cumsum(order.reach)])
     if total_nodes is not None:
         n = min(total_nodes, len(seconds) - 1)
-        status = "budget" if n == total_nodes else "exhausted"  # or the curve ends there
-    elif is_flat(round_seconds):
+        status = "budget" if n == total_nodes else "truncated:max_nodes" if _cut_off(order, seconds, n) else "exhausted"
+    elif flat:
         return _degenerate(candidates, order, round_seconds, executable_verify_tokens, root_tokens, bonus)
     else:
         n = _best(total, seconds, price)
-        cut_off = n == len(seconds) - 1 and (n < len(order.reach) or order.is_capped)
-        status = "truncated:max_nodes" if cut_off else "optimal"
+        status = "truncated:max_nodes" if _cut_off(order, seconds, n) else "optimal"
     counts = np.bincount(order.requests[:n], minlength=len(candidates))
-    if _best_unlisted(candidates, order.expansions, counts) > _next_reach(order, n, fixed_size=status != "optimal"):
+    next_reach = _next_reach(order.reach, n, fixed_size=status != "optimal")
+    if any(_best_unlisted(*each) > next_reach for each in zip(candidates, order.expansions, counts.tolist(), strict=True)):
         status = "truncated:top_k"
     return _finish(order.expansions, counts, int(executed[n]), float(total[n]), float(seconds[n]), status, root_tokens)
 
@@ -142,16 +147,20 @@ def select_batch_uniform(
 
     Arguments as `select_batch`.
     """
-    r = len(candidates)
-    expansions = [expand_candidates(each, max_nodes) for each in candidates]
+    r, flat = len(candidates), is_flat(round_seconds)
+    caps = _caps(max_nodes, candidates, root_tokens)
+    expansions = [expand_candidates(each, cap) for each, cap in zip(candidates, caps, strict=True)]
     sizes = np.arange(max((len(each.reach) for each in expansions), default=0) + 1)
     sums = [np.concatenate([[0.0], np.cumsum(each.reach)]) for each in expansions]
     total = r * bonus + sum((each[np.minimum(sizes, len(each) - 1)] for each in sums), np.zeros(len(sizes)))
     seconds, executed = _paid(r * sizes, r, round_seconds, executable_verify_tokens)
-    flat = is_flat(round_seconds)
     n = min(max(each.depth for each in candidates), len(seconds) - 1) if flat else _best(total, seconds, price)
     counts = np.array([min(n, len(each.reach)) for each in expansions], np.int64)
-    status = "optimal" if n < len(seconds) - 1 else "truncated:max_nodes"
+    more = n + 1 < len(sizes) or any(each.end == END_MAX_NODES for each in expansions)
+    status = "truncated:max_nodes" if n == len(seconds) - 1 and more else "optimal"
+    for each, expansion, count in zip(candidates, expansions, counts.tolist(), strict=True):
+        if _best_unlisted(each, expansion, count) > _next_reach(expansion.reach, n, fixed_size=status != "optimal"):
+            status = "truncated:top_k"
     status = "degenerate-cost" if flat else status
     return _finish(expansions, counts, int(executed[n]), float(total[n]), float(seconds[n]), status, root_tokens)
 
@@ -163,7 +172,6 @@ class _MergedOrder:
     expansions: list[Expansion]
     requests: Ints
     reach: Array
-    is_capped: bool  # a request may have more nodes than its cap let out
 
 
 def _merge(expansions: list[Expansion]) -> _MergedOrder:
@@ -171,11 +179,30 @@ def _merge(expansions: list[Expansion]) -> _MergedOrder:
     depths = np.concatenate([each.depths for each in expansions] or [np.zeros(0, np.int32)])
     requests = np.repeat(np.arange(len(expansions)), [len(each.reach) for each in expansions])
     order = np.lexsort((requests, depths, -reach))
-    return _MergedOrder(expansions, requests[order], reach[order], any(each.end == END_MAX_NODES for each in expansions))
+    return _MergedOrder(expansions, requests[order], reach[order])
 
 
-def _caps(max_nodes: int | Sequence[int], num_requests: int) -> list[int]:
-    return np.broadcast_to(np.asarray(max_nodes, np.int64), num_requests).tolist()  # type: ignore[no-any-return]
+def _cut_off(order: _MergedOrder, seconds: Array, n: int) -> bool:
+    """Whether more nodes might do better: the curve, the engine or a request's own cap ended what could be looked at."""
+    if n == len(seconds) - 1 and n < len(order.reach):
+        return True
+    counts = np.bincount(order.requests[:n], minlength=len(order.expansions)).tolist()
+    return any(
+        each.end == END_MAX_NODES and count == len(each.reach) for each, count in zip(order.expansions, counts, strict=True)
+    )
+
+
+def _caps(max_nodes: int | Sequence[int], candidates: Sequence[Candidates], root_tokens: Sequence[int] | None) -> list[int]:
+    """The largest tree of every request; raises UsageError for other than one number and one root per request."""
+    r = len(candidates)
+    if r == 0:
+        raise UsageError("a batch needs at least one request, got none")
+    caps, roots = np.asarray(max_nodes, np.int64).reshape(-1), r if root_tokens is None else len(root_tokens)
+    if len(caps) not in (1, r) or caps.min() < 0:
+        raise UsageError(f"max_nodes must be one number of at least 0, or {r} of them, got {max_nodes!r}")
+    if roots != r:
+        raise UsageError(f"{r} requests need as many root_tokens, got {roots}")
+    return np.broadcast_to(caps, r).tolist()  # type: ignore[no-any-return]
 
 
 def _paid(nodes: Ints, num_requests: int, curve: Curve, executable: int | Sequence[int] | None) -> tuple[Array, Ints]:
@@ -215,29 +242,32 @@ def _degenerate(
     return _finish(order.expansions, counts, int(executed[n]), total, float(seconds[n]), "degenerate-cost", root_tokens)
 
 
-def _next_reach(order: _MergedOrder, n: int, fixed_size: bool) -> float:
+def _next_reach(reach: Array, n: int, fixed_size: bool) -> float:
     """Reach of the first node left out, or of the last one taken where no further one may be; 0 where there is none."""
     if fixed_size:
-        return float(order.reach[n - 1]) if n else 1.0
-    return float(order.reach[n]) if n < len(order.reach) else 0.0
+        return float(reach[min(n, len(reach)) - 1]) if min(n, len(reach)) else 1.0
+    return float(reach[n]) if n < len(reach) else 0.0
 
 
-def _best_unlisted(candidates: Sequence[Candidates], expansions: Sequence[Expansion], counts: Ints) -> float:
-    """Largest reach that a candidate beyond the listed K can have, given the nodes taken of every request."""
-    best = 0.0
-    for each, expansion, n in zip(candidates, expansions, counts.tolist(), strict=True):
-        if isinstance(each, CandidatePool):
+def _best_unlisted(candidates: Candidates, expansion: Expansion, count: int) -> float:
+    """Largest reach that a candidate beyond the listed K can have, given the first `count` nodes of a request."""
+    if isinstance(candidates, CandidatePool) or candidates.depth == 0:
+        return 0.0
+    best, rows = 0.0, candidates.edges_by_parent
+    listed = (rows > -np.inf).sum(axis=2)  # (depth, P)
+    taken = np.bincount(expansion.parents[:count], minlength=count + 1)
+    depths = np.concatenate([[0], expansion.depths[:count]])
+    for slot in np.flatnonzero((depths < candidates.depth) & (taken > 0)).tolist():
+        depth, row = int(depths[slot]), 0
+        if rows.shape[1] > 1 and slot:
+            row = int(np.flatnonzero(candidates.token_ids[depth - 1] == expansion.token_ids[slot - 1])[0])
+        if taken[slot] < listed[depth, row]:
             continue
-        children = np.bincount(expansion.parents[:n], minlength=n + 1)
-        for slot in np.flatnonzero(children == each.top_k).tolist():
-            depth = int(expansion.depths[slot - 1]) if slot else 0
-            rows, row = each.edges_by_parent[depth], 0
-            if len(rows) > 1 and slot:
-                row = int(np.flatnonzero(each.token_ids[depth - 1] == expansion.token_ids[slot - 1])[0])
-            listed = np.exp(rows[row])
-            missing = 1.0 - float(listed.sum())
-            if missing > UNLISTED_MASS_TOLERANCE:
-                best = max(best, (expansion.reach[slot - 1] if slot else 1.0) * min(missing, float(listed.min())))
+        probabilities = np.exp(rows[depth, row])
+        missing = 1.0 - float(probabilities.sum())
+        if missing > UNLISTED_MASS_TOLERANCE:
+            least = float(probabilities[probabilities > 0].min())
+            best = max(best, (float(expansion.reach[slot - 1]) if slot else 1.0) * min(missing, least))
     return best
 
 

@@ -32,8 +32,11 @@ class Calibration:
 
     def __post_init__(self) -> None:
         """Check; raises PlanError."""
-        if len(self.slopes) != len(self.offsets) or not self.slopes or not all(0 < s < np.inf for s in self.slopes):
-            raise PlanError(f"calibration needs as many positive slopes as offsets, got {self.slopes} and {self.offsets}")
+        fits = len(self.slopes) == len(self.offsets) > 0 and all(0 < s < np.inf for s in self.slopes)
+        if not (fits and all(-np.inf < o < np.inf for o in self.offsets)):
+            raise PlanError(
+                f"calibration needs as many positive slopes as finite offsets, at least one, got {self.slopes} and {self.offsets}"
+            )
 
     def apply(self, log_edges: Array) -> Array:
         """Calibrated copy of one trellis' log edge probabilities, (depth, K) or (depth, K, K)."""
@@ -86,6 +89,8 @@ def fit_calibration(log_edges: Array, hits: NDArray[np.integer], weights: Array 
     Depths with too few observations take the values of the depth above; with none at all the identity is returned.
     """
     anchors, depth, _ = log_edges.shape
+    if depth == 0:
+        return Calibration((1.0,), (0.0,))
     weights = np.ones(anchors) if weights is None else np.asarray(weights, np.float64)
     slopes: list[float] = []
     offsets: list[float] = []

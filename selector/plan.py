@@ -18,11 +18,17 @@ from selector.policies import Policy
 from selector.price import PriceRange
 from selector.registry import parse_policy
 from selector.scoring import EdgeScorer
+from selector.smart import Smart
+from selector.taps import Taps
 
 SCHEMA, VERSION = "treebudget.plan", 2
 # In which a scorer must fit what it is used for
 SCORER_FIELDS = ("target", "drafter", "block_size", "target_sha256", "drafter_sha256")
 _NOT_WRITTEN = ("folder", "attached")
+_KINDS = {
+    "policy": str, "provenance": str, "reason": str, "gains": dict, "identity": dict, "policy_settings": dict, "fallback": dict,
+    "rows": list, "prices": list, "notes": list,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class ScorerFile:
 
     def __post_init__(self) -> None:
         """Check that the file lies beside the plan; raises PlanError."""
-        if Path(self.file).name != self.file:
+        if not isinstance(self.file, str) or Path(self.file).name != self.file or self.file in ("", ".."):
             raise PlanError(f"a plan's scorer lies beside it, {self.file!r} is no plain file name", field="scorer")
 
 
@@ -86,6 +92,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Check; raises PolicyError or PlanError."""
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise PlanError(f"plan: {name} must be a {kind.__name__}, got {getattr(self, name)!r}", field=name)
         self.make_policy()
         for name, lowest in (("top_k", 1), ("max_nodes", 0)):
             value = getattr(self, name)
@@ -97,14 +106,23 @@ class Plan:
                 raise PlanError(f"plan: {name} must be a positive number, got {value!r}", field=name)
         if not _is_number(self.scoring_seconds, 0.0):
             raise PlanError(f"plan: scoring_seconds must not be negative, got {self.scoring_seconds!r}", field="scoring_seconds")
+        ranges = [("prices", [item.context_low, item.context_high]) for item in self.prices]
+        for name, pair in (*ranges, ("identity", self.identity.get("context_tokens"))):
+            if pair is not None and not _is_range(pair):
+                raise PlanError(f"plan: contexts in {name} must be two whole numbers, the lower first, got {pair!r}", field=name)
 
     def make_policy(self) -> Policy:
         """The policy with the plan's settings; raises PolicyError or PlanError."""
         policy = parse_policy(self.policy)
-        try:
-            return replace(policy, **self.policy_settings) if self.policy_settings else policy  # type: ignore[type-var]
-        except TypeError as error:
-            raise PlanError(f"plan: policy {self.policy} has no such settings: {error}", field="policy_settings") from error
+        known = {item.name: type(item.default) for item in fields(policy)} if isinstance(policy, Taps | Smart) else {}
+        for name, value in self.policy_settings.items():
+            if name not in known or not _is_number(value, -1e300, int if known[name] is int else (int, float)):
+                raise PlanError(
+                    f"plan: policy {self.policy} has no such settings: allowed are numbers for {', '.join(known) or 'nothing'}, "
+                    f"got {value!r} for {name}",
+                    field="policy_settings",
+                )
+        return replace(policy, **self.policy_settings) if self.policy_settings else policy  # type: ignore[type-var]
 
     @property
     def charge(self) -> float | Sequence[PriceRange] | None:
@@ -120,7 +138,7 @@ class Plan:
     def context_range(self) -> tuple[int, int] | None:
         """Smallest and largest context of the rounds the plan was tuned on, None if unknown."""
         found = self.identity.get("context_tokens")
-        return (int(found[0]), int(found[1])) if isinstance(found, list | tuple) and len(found) == 2 else None
+        return None if found is None else (int(found[0]), int(found[1]))
 
     def check(self, expected: Mapping[str, Any]) -> None:
         """Raise PlanError naming the first field known on both sides that differs, in the plan or its scorer."""
@@ -218,6 +236,13 @@ class Plan:
 def _is_number(value: Any, lowest: float, kind: Any = (int, float)) -> bool:
     """Whether a value is a finite number of that kind and not below `lowest`."""
     return isinstance(value, kind) and not isinstance(value, bool) and lowest <= value < math.inf
+
+
+def _is_range(pair: Any) -> bool:
+    """Whether a value is a pair of whole numbers, at least 0, the lower first."""
+    return (
+        isinstance(pair, list | tuple) and len(pair) == 2 and all(_is_number(end, 0, int) for end in pair) and pair[0] <= pair[1]
+    )
 
 
 def _refuse(name: str, found: Any, expected: Any, what: str) -> None:

@@ -27,8 +27,8 @@ class RoundInputs:
     """What a policy goes by in one round, beside the candidates.
 
     Attributes:
-        table_round_seconds, convex_round_seconds: (at least max_nodes + 1,) seconds of a round of n nodes at index n; a
-            shorter curve lowers max_nodes.
+        table_round_seconds, convex_round_seconds: (at least max_nodes + 1,) seconds of a round of n nodes at index n. For
+            policies that go by cost a shorter curve lowers max_nodes; the others need none.
         price: what a second is worth, in units of reach per second: tokens per second, or that times `bonus`; None while
             unknown (`priced` then acts as `exact`).
         max_nodes: largest tree. root_token: the token of slot 0.
@@ -62,7 +62,7 @@ class Policy(Protocol):
     def select(self, candidates: Candidates, inputs: RoundInputs) -> DraftTree:
         """The tree of this round, from a trellis or a pool.
 
-        Raises CostCurveError for a curve with values that are no positive finite seconds.
+        Policies that go by cost raise CostCurveError for a curve with values that are no positive finite seconds.
         """
 
 
@@ -103,10 +103,8 @@ class FixedShape:
         status = "budget"
         if expansion.truncated_by_k:
             status = "truncated:top_k"
-        elif expansion.num_chosen < limit:
-            status = "exhausted"
-        elif limit < wanted and expansion.end == END_MAX_NODES:
-            status = "truncated:max_nodes"
+        elif expansion.num_chosen < wanted:
+            status = "truncated:max_nodes" if expansion.end == END_MAX_NODES else "exhausted"
         return DraftTree.from_expansion(expansion, status, inputs.root_token, inputs.seconds(expansion.num_chosen))
 
 

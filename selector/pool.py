@@ -35,7 +35,7 @@ class CandidatePool:
         self._check_siblings()
 
     def _check_parents(self) -> None:
-        m = len(self.token_ids)
+        m = self.token_ids.size
         if self.token_ids.shape != (m,) or self.parents.shape != (m,) or self.probabilities.shape != (m,):
             shapes = self.token_ids.shape, self.parents.shape, self.probabilities.shape
             raise PoolError(f"token_ids, parents and probabilities must be (m,), got {shapes}")
@@ -131,12 +131,12 @@ def expand_pool(
 def expand_pool_chain(pool: CandidatePool, max_nodes: int) -> Expansion:
     """From the root on, always the most probable child (ties: lower token id), at most `max_nodes` deep."""
     path: list[int] = []
-    node = -1
-    while len(path) < max_nodes:
-        children = np.flatnonzero((pool.parents == node) & (pool.probabilities > 0))
-        if not children.size:
+    node, end = -1, END_EXHAUSTED
+    while (children := np.flatnonzero((pool.parents == node) & (pool.probabilities > 0))).size:
+        if len(path) >= max_nodes:
+            end = END_MAX_NODES
             break
         node = int(children[np.lexsort((pool.token_ids[children], -pool.probabilities[children]))[0]])
         path.append(node)
     nodes = np.array(path, np.int64)
-    return _as_expansion(pool, nodes, len(nodes), END_EXHAUSTED)
+    return _as_expansion(pool, nodes, len(nodes), end)

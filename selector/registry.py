@@ -32,7 +32,7 @@ REGISTRY: dict[str, Callable[[int | None], Policy]] = {
     "unimodal": _no_argument("unimodal", ByCost("unimodal")),
     "exact": _no_argument("exact", ByCost("exact")),
     "priced": _no_argument("priced", ByCost("priced")),
-    "taps": lambda argument: Taps() if argument is None else Taps(max_nodes=argument),
+    "taps": lambda argument: Taps() if argument is None else Taps(argument, max(argument, Taps.pool_nodes)),
     "smart": lambda argument: Smart() if argument is None else Smart(argument),
 }
 """Policy name -> factory of its optional number."""

@@ -130,7 +130,8 @@ class TreeSelector:
 
         Where the listed candidates turn out to be too few, the rows in question are listed further, until the tree is
         worth as much as the one a search over the whole vocabulary finds (policies that search; not with a scorer or a
-        calibration, whose probabilities are about the listed candidates).
+        calibration, whose probabilities are about the listed candidates). Less than a millionth of missing probability
+        beside a row's candidates counts as rounding.
 
         Args:
             draft_logits: (depth, vocab) numpy or torch; row 0 is about the token after the root.
@@ -172,10 +173,10 @@ class TreeSelector:
         return weighed, RoundInputs(table, convex, price, self.max_nodes, root_token, bonus)
 
     def _curve(self, form: str) -> NDArray[np.float64]:
-        if self._degenerate:
-            return np.ones(self.max_nodes + 1)
         curve = self.cost.round_seconds(self.cost.max_verify_tokens, self._context_tokens, 1, form)
-        return curve + self._scoring_seconds if self._edges.asked_scorer and self._scoring_seconds > 0 else curve
+        if self._edges.asked_scorer and self._scoring_seconds > 0:
+            curve = curve + self._scoring_seconds
+        return np.full(len(curve), np.median(curve)) if self._degenerate else curve
 
     def _count(self, tree: DraftTree, candidates: Candidates) -> None:
         stats = self.stats
@@ -224,7 +225,8 @@ class TreeSelector:
             )
         _check_seconds(round_seconds)
         self._prices.at(self._context_tokens).observe(num_accepted + 1, round_seconds)
-        self._scale.observe(num_accepted, tree.expected_tokens - 1.0)
+        if math.isfinite(tree.expected_tokens):  # a tree that came from elsewhere (an adapter's) does not know its reach
+            self._scale.observe(num_accepted, tree.expected_tokens - 1.0)
         event = self._edges.observe(tree, num_accepted, token_ids)
         if event is not None and event.kind == "fell_back":
             self.stats.drift_alarms += 1

@@ -8,6 +8,7 @@ import numpy as np
 
 from selector.errors import PolicyError
 from selector.policies import Candidates, RoundInputs, expand_candidates, is_flat
+from selector.search.kernels import END_MAX_NODES
 from selector.tree import DraftTree
 
 
@@ -44,11 +45,13 @@ class Smart:
         limit = min(limit, candidates.depth) if flat else limit
         order = expand_candidates(candidates, limit)
         n = len(order.reach)
-        status = "degenerate-cost" if flat else "exhausted" if n < limit else "truncated:max_nodes"
+        status = "degenerate-cost" if flat else "truncated:max_nodes" if order.end == END_MAX_NODES else "exhausted"
         if not flat and n:
             cost = inputs.convex_round_seconds[: n + 1]
             tokens = inputs.bonus + np.concatenate([[0.0], np.cumsum(order.reach[:-1])])
             pays = order.reach * cost[:-1] > self.percent / 100 * tokens * np.diff(cost)
             if not pays.all():
                 n, status = int(np.argmin(pays)), "first-descent"
+        if not flat and order.truncated_by_k and expand_candidates(candidates, min(n + 1, limit)).truncated_by_k:
+            status = "truncated:top_k"  # before a node taken, or before the one refused
         return DraftTree.from_expansion(order._replace(num_chosen=n), status, inputs.root_token, inputs.seconds(n))

@@ -54,8 +54,8 @@ class Taps:
     def select(self, candidates: Candidates, inputs: RoundInputs) -> DraftTree:
         """The nodes of highest utility; the cost curve is not looked at.
 
-        Status "budget" if `max_nodes` were taken, "threshold" if the rest is not useful enough, "exhausted" if there
-        is no more.
+        Status "budget" if `max_nodes` were taken, "truncated:max_nodes" if the round allows fewer than those and there are
+        more, "threshold" if the rest is not useful enough, "exhausted" if there is no more.
         """
         pool = expand_candidates(candidates, self.pool_nodes)
         listed = np.flatnonzero(within_top_k(pool, self.top_k))
@@ -64,7 +64,12 @@ class Taps:
         useful = int(np.count_nonzero(utility >= self.utility_threshold))
         limit = min(self.max_nodes, inputs.max_nodes)
         nodes = np.sort(listed[order[: min(useful, limit)]])
-        status = "budget" if len(nodes) == limit else "threshold" if useful < len(listed) else "exhausted"
+        if len(nodes) == self.max_nodes:
+            status = "budget"
+        elif useful > limit:
+            status = "truncated:max_nodes"
+        else:
+            status = "threshold" if useful < len(listed) else "exhausted"
         return DraftTree.from_expansion(subset(pool, nodes), status, inputs.root_token, inputs.seconds(len(nodes)))
 
 

@@ -114,7 +114,7 @@ class Trace:
     @property
     def context_range(self) -> tuple[int, int] | None:
         """Smallest and largest number of committed tokens a round of these texts can start from; None without any."""
-        texts = [text for text in self.texts if text.num_anchors >= 2]
+        texts = self.with_rounds().texts
         if not texts:
             return None
         return min(text.num_prompt_tokens for text in texts), max(len(text.token_ids) for text in texts) - 2
@@ -139,6 +139,10 @@ class Trace:
     def select(self, indices: Iterable[int]) -> Trace:
         """The trace of some of its texts."""
         return Trace(self.identity, [self.texts[i] for i in indices])
+
+    def with_rounds(self) -> Trace:
+        """The texts that hold a round: those of two generated tokens or more."""
+        return Trace(self.identity, [text for text in self.texts if text.num_anchors >= 2])
 
     @classmethod
     def merge(cls, traces: Sequence[Trace]) -> Trace:

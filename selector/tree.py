@@ -54,8 +54,10 @@ class DraftTree:
             "degenerate-cost"      the cost curve is flat, so the largest tree always looks best: measure the curve;
             "first-descent"        `unimodal` met the first size that is no better (optimal if the curve is convex);
             "budget"               a fixed number of nodes or a chain was asked for and taken;
+            "threshold"            `taps` left out what is not useful enough;
             "exhausted"            the drafter proposed fewer nodes than were asked for;
-            "plain"                no drafting was asked for.
+            "plain"                no drafting was asked for;
+            "given"                the tree came from elsewhere, nothing is known of the choice.
     """
 
     token_ids: NDArray[np.int64]

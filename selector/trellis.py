@@ -20,7 +20,7 @@ class Trellis:
     """Candidates and edge log-probabilities of one round (design: a trellis).
 
     Attributes:
-        token_ids: (depth, K) int64; distinct within a depth; -1 pads.
+        token_ids: (depth, K) int64; distinct within a depth; -1 pads, with a log edge of -inf.
         log_edges: (depth, K) float64 where positions are independent: log Pr(accept candidate | its parent reached);
             or (depth, K, K) float64 where entry [d, p, c] is the edge from candidate p of depth d (0-based: of the row
             before) to candidate c of row d. Row 0 has one parent only, the root: its parent index is 0.
@@ -40,6 +40,8 @@ class Trellis:
             raise TrellisError(f"token_ids must be (depth, K), log_edges (depth, K) or (depth, K, K); got {shapes}")
         if edges.shape[0] != ids.shape[0] or any(size != ids.shape[1] for size in edges.shape[1:]):
             raise TrellisError(f"log_edges {edges.shape} do not fit token_ids {ids.shape}")
+        if ids.shape[0] > 0 and ids.shape[1] == 0:
+            raise TrellisError(f"a trellis needs at least one candidate per depth, got token_ids of shape {ids.shape}")
 
     @property
     def depth(self) -> int:
@@ -84,7 +86,7 @@ class Trellis:
 
     @classmethod
     def from_probabilities(cls, token_ids: ArrayLike, probabilities: ArrayLike) -> Trellis:
-        """A trellis from edge probabilities, (depth, K) or (depth, K, K) (see `log_edges`).
+        """A trellis from edge probabilities, (depth, K) or (depth, K, K) (see `log_edges`); what stands at a pad is not read.
 
         Raises TrellisError for NaN, values outside [0, 1], siblings whose sum exceeds 1, or repeated ids in a row.
         """
@@ -92,6 +94,8 @@ class Trellis:
         p = np.asarray(probabilities, np.float64)
         if ids.ndim == 1:
             ids, p = ids[:, None], p[:, None] if p.ndim == 1 else p
+        cls(ids, p)  # shapes
+        p = np.where((ids if p.ndim == 2 else ids[:, None, :]) >= 0, p, 0.0)
         if not np.all((p >= 0) & (p <= 1)):
             raise TrellisError("edge probabilities must lie in [0, 1] (no NaN)")
         with np.errstate(divide="ignore"):

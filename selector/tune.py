@@ -65,7 +65,7 @@ def tune(
     Raises TuneError for fewer than 4 texts with two generated tokens or for overlap, TraceMismatch if trace and profile
     differ in block size.
     """
-    usable = trace.select(i for i, text in enumerate(trace.texts) if text.num_anchors >= 2)
+    usable = trace.with_rounds()
     notes = _refuse_unfit(trace, usable, cost, allow_overlap)
     if isinstance(scorer, str) and scorer != TRAIN:
         raise TuneError(f"scorer must be {TRAIN!r}, a scorer or None, got {scorer!r}")

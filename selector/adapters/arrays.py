@@ -15,10 +15,13 @@ GIVEN = "given"  # status of a tree that came from elsewhere: nothing is known a
 
 
 def host_array(values: Any, dtype: type) -> NDArray[Any]:
-    """A numpy copy of a list, an array, or a torch tensor of any device."""
+    """A numpy copy of a list, an array, or a torch tensor of any device; raises AdapterError for what is no such array."""
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
-    return np.array(values, dtype)
+    try:
+        return np.array(values, dtype)
+    except (TypeError, ValueError) as error:
+        raise AdapterError(f"cannot be read as an array of {np.dtype(dtype)}: {values!r} ({error})") from error
 
 
 def as_kind_of(array: NDArray[Any], like: Any, same_device: bool = True) -> Any:
@@ -41,7 +44,9 @@ def tree_from_parents(
     Raises AdapterError naming the first slot at fault.
     """
     ids, up = host_array(token_ids, np.int64), host_array(parents, np.int32)
-    t = len(up)
+    t = up.size
+    if up.shape != (t,):
+        raise AdapterError(f"parents must be (t,), got {up.shape}")
     if ids.shape != (t,) or t == 0:
         raise AdapterError(f"token_ids and parents must be (t,) with t at least 1, got {ids.shape} and {up.shape}")
     bad = np.flatnonzero((up < 0) | (up >= np.arange(t)))
@@ -55,7 +60,9 @@ def tree_from_parents(
         if edge in seen:
             raise AdapterError(f"slot {slot} repeats token {edge[1]} under parent {edge[0]}")
         seen.add(edge)
-    known = np.full(t, np.nan) if reach is None else np.array(reach, np.float64)
+    known = np.full(t, np.nan) if reach is None else host_array(reach, np.float64)
+    if known.shape != (t,):
+        raise AdapterError(f"reach must be ({t},) as the tokens are, got {known.shape}")
     known[0] = 1.0
     return DraftTree(ids, up, depths, known, status)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from selector.adapters.arrays import as_kind_of, host_array, require_equal, tree_from_parents
+from selector.adapters.errors import AdapterError
 from selector.search.growing import expand_logits
 from selector.tree import DraftTree
 
@@ -49,8 +50,11 @@ def to_tree(arrays: DDTreeArrays, root_token: int = -1) -> DraftTree:
     tree = tree_from_parents(tokens, arrays.parents)
     require_equal("node_depths", arrays.node_depths, tree.depths[1:].astype(np.int64))
     require_equal("visibility", arrays.visibility, tree.attention_mask())
+    if len(arrays.child_maps) != tree.num_verify_tokens:
+        raise AdapterError(f"child_maps hold {len(arrays.child_maps)} slots, the tree {tree.num_verify_tokens}")
     for slot, children in enumerate(from_tree(tree).child_maps):
-        require_equal(f"child_maps[{slot}]", sorted(arrays.child_maps[slot].items()), np.array(sorted(children.items())))
+        if arrays.child_maps[slot] != children:
+            raise AdapterError(f"child_maps[{slot}] contradicts the parents: {arrays.child_maps[slot]}, not {children}")
     return tree
 
 

@@ -117,9 +117,12 @@ def from_tree(tree: DraftTree, seq_len: int, num_draft_tokens: int | None = None
 def to_tree(batch: SglangBatch, request: int = 0) -> DraftTree:
     """The tree of one request, read off the links; padding is what no link leads to.
 
-    Raises AdapterError if the links meet a slot twice, leave a gap before the last slot reached, or contradict positions.
+    Raises AdapterError if the links meet a slot twice, leave a gap before the last slot reached, or contradict positions,
+    or for a request that the batch does not hold.
     """
     size = batch.num_draft_tokens
+    if not 0 <= request < len(batch.seq_lens):
+        raise AdapterError(f"request is {request}, the batch holds 0 to {len(batch.seq_lens) - 1}")
     child, sibling = batch.retrieve_next_token[request].tolist(), batch.retrieve_next_sibling[request].tolist()
     parents = np.full(size, -2, np.int64)
     parents[0] = -1

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from selector.calibration import Calibration
-from selector.errors import TraceError
+from selector.errors import CostCurveError, TraceError
 from selector.load.curves import LoadCurves, load_curves
 from selector.load.play import best_uniform, merged_at_fixed_point, play_load, text_queue
+from selector.policies import is_flat
 from selector.replaying.orders import Orders, build_orders
 from selector.replaying.replay import largest_replayable, what_if
 from selector.trace import Trace
@@ -88,15 +89,23 @@ def study_load(
         trace: texts and drafts. cost: `costmodel.CostModel`; name: of its profile, for the record.
         context_tokens: charge every round this context; None charges the mean of the requests' own.
         max_nodes: per request, default 256 and never beyond what the profile measured.
+
+    Raises TraceError if no text has two generated tokens, CostCurveError where a batch costs the same for every budget.
     """
+    trace = trace.with_rounds()  # another text gives nothing to resample
+    if not trace.texts:
+        raise TraceError("no text of the trace has two generated tokens, so there is nothing to play")
     orders = build_orders(trace, largest_replayable(cost, max_nodes), calibration)
     played = orders.context_tokens[orders.visitable]
-    if not len(played):
-        raise TraceError("no text of the trace has two generated tokens, so there is nothing to play")
     low, high = (float(played.min()), float(played.max())) if context_tokens is None else (float(context_tokens),) * 2
     rows = []
     for batch in batches:
         curves = load_curves(cost, batch, low, high, orders.max_nodes)
+        if any(is_flat(curve) for curve in curves.table):
+            raise CostCurveError(
+                f"at batch {batch} a round costs the same for every number of nodes, so no budget can be found",
+                hint="measure this batch again with: costmodel profile",
+            )
         rows.append(_study_batch(orders, curves, num_bootstrap, seed))
     stops = [
         next((row.num_requests for row in rows if speedup(row) <= 1), None)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from profiles.errors import UsageError
+
 
 def acceptance_rate(tokens_per_round: float, num_verify_tokens: float) -> float | None:
     """Accepted nodes per drafted node, (tokens_per_round - 1) / (num_verify_tokens - 1); None without nodes.
@@ -33,7 +35,12 @@ def acceptance_by_depth(num_accepted: ArrayLike, tree_depths: ArrayLike, max_dep
 
 
 def resamples(num_texts: int, num_samples: int, seed: int = 0) -> NDArray[np.float64]:
-    """(num_samples, num_texts) how often each text is in each bootstrap sample; the same for every policy (paired)."""
+    """(num_samples, num_texts) how often each text is in each bootstrap sample; the same for every policy (paired).
+
+    Raises UsageError for fewer than one sample, which would leave no interval.
+    """
+    if num_samples < 1:
+        raise UsageError(f"num_bootstrap must be at least 1, got {num_samples}")
     return np.random.default_rng(seed).multinomial(num_texts, np.full(num_texts, 1 / num_texts), num_samples).astype(float)
 
 

@@ -96,25 +96,27 @@ def replay(
 
     Args:
         trace: texts and drafts. cost: `costmodel.CostModel` (or its like). policies: names, or policies with settings.
-        price: for `priced`, one for all rounds or one by range of contexts; None finds it by fixed point, on these very texts.
+        price: for `priced`, one for all rounds or one by range of contexts; None (or none) finds it by fixed point, on these
+            very texts.
         max_nodes: default 256, never beyond what the profile measured.
         calibration, reach_scale, adapt: as in TreeSelector. scorer: path-conditioned edges instead of the drafter's (it
             carries its own calibration, `calibration` is then not used). scoring_seconds: what scoring adds to a round; the
             ceilings and the best fixed budget as drafted do without.
 
-    Raises TraceError if no text has two generated tokens.
+    Raises TraceError if no text has two generated tokens; texts without a round are not counted among the texts.
     """
     parsed = [parse_policy(policy) if isinstance(policy, str) else policy for policy in policies]
+    trace = trace.with_rounds()  # another text gives nothing to resample
     orders = build_orders(trace, largest_replayable(cost, max_nodes), calibration, scorer)
-    if orders.num_tokens.sum() == 0:
+    if not trace.texts:
         raise TraceError("no text of the trace has two generated tokens, so there is nothing to replay")
     curves = build_curves(orders, cost)
     corrected = calibration is not None or scorer is not None
     charged = curves.plus(scoring_seconds) if scorer is not None else curves
     base = _baselines(orders, curves, charged, build_orders(trace, orders.max_nodes) if corrected else None)
-    charge = price if price is None or isinstance(price, float | int) else prices_at(price, orders.context_tokens)
+    charge = price if not isinstance(price, Sequence) else prices_at(price, orders.context_tokens) if price else None
     found = {base.plain.policy, base.chain.policy, base.fixed.policy}
-    asked = [p for i, p in enumerate(parsed) if p.name not in found | {earlier.name for earlier in parsed[:i]}]
+    asked = [p for i, p in enumerate(parsed) if p.name not in found and p not in parsed[:i]]  # settings tell policies apart too
     played = [(base.plain, "plain"), (base.chain, "best chain"), (base.fixed, "best fixed")]
     played += [(base.drafted, "best fixed as drafted")] if corrected else []
     played += [(play_policy(policy, orders, charged, charge, reach_scale, adapt), "asked") for policy in asked]

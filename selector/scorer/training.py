@@ -67,7 +67,7 @@ def train_scorer(
 
 def _usable(trace: Trace, table: NDArray[Any]) -> Trace:
     """The texts that a round can start in; raises ScorerError for too few, or an embedding that does not hold their tokens."""
-    usable = trace.select(i for i, text in enumerate(trace.texts) if text.num_anchors >= 2)
+    usable = trace.with_rounds()
     if len(usable.texts) < MIN_TEXTS:
         raise ScorerError(
             f"a scorer needs at least {MIN_TEXTS} texts of two generated tokens or more, the trace has {len(usable.texts)}",

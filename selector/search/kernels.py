@@ -20,8 +20,8 @@ BUDGET, EXACT, PRICED, FIRST_DESCENT = 0, 1, 2, 3
 END_CERTIFIED, END_EXHAUSTED, END_MAX_NODES, END_DESCENT = 0, 1, 2, 3
 # Columns of `slots`: depth of the node there, row of its children
 DEPTH, ROW = 0, 1
-# Columns of `levels`: rank of the first open node of the depth, ranks that may be open, parents there are
-FIRST, WIDTH, PARENTS = 0, 1, 2
+# Columns of `levels`: rank of the first open node of the depth, ranks that may be open, parents there are, candidates listed
+FIRST, WIDTH, PARENTS, LISTED = 0, 1, 2, 3
 
 UNLISTED_MASS_TOLERANCE = 1e-6  # missing probability below this is rounding, not an unlisted candidate
 MOST_BY_LEVEL = 2048  # nodes up to which looking at all open nodes of a depth is fast however flat the draft
@@ -93,7 +93,7 @@ def _rank_siblings(row, depth, edges, token_ids, ranked_edges, ranked_ids, colum
 
 @_compiled
 def _unlisted_bound(ranked_edges):
-    """Probability that the best candidate beyond the K listed ones can have, given those."""
+    """Probability that the best candidate beyond the listed ones of a row can have, given those (no pads)."""
     mass = 0.0
     for rank in range(ranked_edges.shape[0]):
         mass += np.exp(ranked_edges[rank])
@@ -196,14 +196,15 @@ def _search(edges, token_ids, rule, cost, price, base, depths, tokens, parents, 
                 break
         elif rule == FIRST_DESCENT and not tree_value(rule, total + reach, cost[n + 1], price) > best:
             end = END_DESCENT
+            truncated = truncated or tree_value(rule, total + unlisted, cost[n + 1], price) > best
             break
         parent, rank = node >> 32, node & _RANK_MASK
         row, depth = slots[parent, ROW], slots[parent, DEPTH]
         depths[n], tokens[n], parents[n], reaches[n] = depth + 1, ranked_ids[row, rank], parent, reach
         total += reach
         truncated = truncated or reach < unlisted
-        if rank + 1 == top_k:
-            unlisted = max(unlisted, np.exp(log_reach[parent]) * _unlisted_bound(ranked_edges[row]))
+        if rank + 1 == counts[row]:
+            unlisted = max(unlisted, np.exp(log_reach[parent]) * _unlisted_bound(ranked_edges[row, : counts[row]]))
         n += 1
         below = (depth + 1) * num_parents + (columns[row, rank] if num_parents > 1 else 0)
         log_reach[n], slots[n, DEPTH], slots[n, ROW] = key, depth + 1, below if depth + 1 < num_depths else _NO_ROW
@@ -218,9 +219,12 @@ def _search(edges, token_ids, rule, cost, price, base, depths, tokens, parents, 
         if value > best:
             best, chosen = value, n
             weight, target = (best, 0.0) if rule == EXACT else (price, best)
-    if end == END_EXHAUSTED and unlisted > 0 and n < max_nodes and by_value:
-        certified, peak = _none_larger_wins(minorant, peak, n, total, unlisted, weight, target)
-        truncated = truncated or not certified
+    if end == END_EXHAUSTED and unlisted > 0 and n < max_nodes:
+        if by_value:
+            certified, peak = _none_larger_wins(minorant, peak, n, total, unlisted, weight, target)
+            truncated = truncated or not certified
+        elif rule == FIRST_DESCENT:
+            truncated = truncated or tree_value(rule, total + unlisted, cost[n + 1], price) > best
     return n, n if rule == BUDGET else chosen, end, truncated
 
 
@@ -242,14 +246,16 @@ def _order_by_level(edges, token_ids, depths, tokens, parents, reaches, slots, t
     The nodes of a depth are sums of a parent's log reach and an edge, and both fall: rank r of a parent comes after rank r
     of every earlier parent and after rank r - 1 of its own. So per depth and rank one node is open at most, and the first of
     these few is found by looking at them. Scratch: slots (depth, N + 1) of a depth's parents; turns (depth, K), which of
-    them has its open child of that rank; open_keys (depth, K); best_keys (depth,); levels (depth, 3).
+    them has its open child of that rank; open_keys (depth, K); best_keys (depth,); levels (depth, 4).
     """
     (num_depths, top_k), max_nodes = edges.shape, reaches.shape[0]
     log_reach = np.empty(max_nodes + 1, np.float64)
     log_reach[0], n, below, unlisted, truncated, end = 0.0, 0, 0, 0.0, False, END_EXHAUSTED
     for d in range(num_depths):
         best_keys[d], open_keys[d, 0], turns[d, 0] = -np.inf, -np.inf, 0
-        levels[d, FIRST], levels[d, WIDTH], levels[d, PARENTS] = 0, 1, 0
+        levels[d, FIRST], levels[d, WIDTH], levels[d, PARENTS], levels[d, LISTED] = 0, 1, 0, top_k
+        while levels[d, LISTED] > 0 and edges[d, levels[d, LISTED] - 1] == -np.inf:
+            levels[d, LISTED] -= 1
     while True:
         if below < num_depths:  # the node taken last becomes a parent
             turn = levels[below, PARENTS]
@@ -277,8 +283,8 @@ def _order_by_level(edges, token_ids, depths, tokens, parents, reaches, slots, t
         log_reach[n], turns[depth, rank], open_keys[depth, rank] = key, following, -np.inf
         if following < levels[depth, PARENTS] and (rank == 0 or turns[depth, rank - 1] > following):
             open_keys[depth, rank] = log_reach[slots[depth, following]] + edges[depth, rank]
-        if rank + 1 == top_k:
-            unlisted = max(unlisted, np.exp(log_reach[parent]) * _unlisted_bound(edges[depth]))
+        if rank + 1 == levels[depth, LISTED]:
+            unlisted = max(unlisted, np.exp(log_reach[parent]) * _unlisted_bound(edges[depth, : rank + 1]))
         else:
             if rank + 1 == levels[depth, WIDTH]:
                 levels[depth, WIDTH], turns[depth, rank + 1] = rank + 2, 0
@@ -301,7 +307,7 @@ def best_first(edges, token_ids, rule, cost, price, base, depths, tokens, parent
     if by_level and _is_ranked(edges.reshape((depth, top_k)), token_ids):
         rows, slots = edges.reshape((depth, top_k)), np.empty((depth, max_nodes + 1), np.int32)
         turns, open_keys = np.empty((depth, top_k), np.int32), np.empty((depth, top_k))
-        few, best_keys = np.empty((depth, 3), np.int64), np.empty(depth)
+        few, best_keys = np.empty((depth, 4), np.int64), np.empty(depth)
         return _order_by_level(rows, token_ids, depths, tokens, parents, reaches, slots, turns, open_keys, best_keys, few)
     by_parent = edges.reshape((depth, num_parents, top_k))
     return _search(by_parent, token_ids, rule, cost, price, base, depths, tokens, parents, reaches)
@@ -343,8 +349,8 @@ def order_all(log_edges: NDArray, token_ids: NDArray, next_tokens: NDArray, max_
     """
     edges = log_edges[:, :, None, :] if log_edges.ndim == 3 else log_edges
     anchors, depth, top_k = token_ids.shape
-    if edges.shape not in ((anchors, depth, 1, top_k), (anchors, depth, top_k, top_k)):
-        raise ValueError(f"log_edges {log_edges.shape} must be (A, depth, K), (A, depth, 1, K) or (A, depth, K, K)")
+    if edges.shape not in ((anchors, depth, 1, top_k), (anchors, depth, top_k, top_k)) or (depth and not top_k):
+        raise ValueError(f"log_edges {log_edges.shape} must be (A, depth, K), (A, depth, 1, K) or (A, depth, K, K), K at least 1")
     edges, ids = np.ascontiguousarray(edges, np.float64), np.ascontiguousarray(token_ids, np.int64)
     path = np.ascontiguousarray(next_tokens, np.int64)
     return _order_all(edges, ids, path, int(max_nodes))  # type: ignore[no-any-return]

@@ -119,6 +119,9 @@ def test_ddtree_contradictions_are_named():
         (arrays._replace(node_depths=arrays.node_depths + 1), "node_depths"),
         (arrays._replace(visibility=~arrays.visibility), "visibility"),
         (arrays._replace(child_maps=[{4: 1, 9: 1}, *arrays.child_maps[1:]]), r"child_maps\[0\]"),
+        (arrays._replace(child_maps=arrays.child_maps[:-1]), "child_maps hold 5 slots, the tree 6"),
+        (arrays._replace(parents=[-1, [0], 0, 1, 1, 3]), "cannot be read as an array of int32"),
+        (arrays._replace(parents=[[-1], [0]]), r"parents must be \(t,\)"),
     ]:
         with pytest.raises(AdapterError, match=message):
             ddtree.to_tree(changed)
@@ -332,6 +335,9 @@ def test_sglang_refusals():
     moved.positions[4] += 1
     with pytest.raises(AdapterError, match="positions"):
         sglang.to_tree(moved)
+    for request in (-1, 1):
+        with pytest.raises(AdapterError, match=f"request is {request}, the batch holds 0 to 0"):
+            sglang.to_tree(moved, request)
 
 
 # --- growing the top-k

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel import CostModel, Profile
+from profiles.errors import UsageError
 from selector.batch import batch_curve, executed_sizes, select_batch, select_batch_uniform
 from selector.errors import CostCurveError
 from selector.policies import RoundInputs
@@ -164,6 +165,35 @@ def test_statuses_and_refusals():
     listed = Trellis.from_probabilities([[0, 1]] * 2, [[0.4, 0.3]] * 2)
     assert select_batch([listed, listed], rising).status == "truncated:top_k"
     assert select_batch([listed, listed], rising, total_nodes=1).status == "budget"
+    capped = select_batch([chain(1.0, 3), chain(1.0, 3)], np.linspace(1.0, 1.01, 20), max_nodes=[1, 9])
+    assert (capped.num_nodes.tolist(), capped.status) == ([1, 3], "truncated:max_nodes")
+    assert select_batch([chain(1.0, 3)], rising[:3], total_nodes=9).status == "truncated:max_nodes"
+    assert select_batch_uniform([complete, complete], rising).status == "optimal"
+    assert select_batch_uniform([complete, complete], rising[:3]).status == "truncated:max_nodes"
+    assert select_batch_uniform([listed, listed], rising).status == "truncated:top_k"
+
+
+def test_what_is_no_batch_is_refused_by_name():
+    rising, two = np.linspace(1.0, 1.1, 20), [chain(0.9), chain(0.5)]
+    for select in (select_batch, select_batch_uniform):
+        with pytest.raises(UsageError, match="at least one request"):
+            select([], rising)
+        with pytest.raises(UsageError, match="or 2 of them"):
+            select(two, rising, max_nodes=[1, 2, 3])
+        with pytest.raises(UsageError, match="one number of at least 0"):
+            select(two, rising, max_nodes=-1)
+        with pytest.raises(UsageError, match="2 requests need as many root_tokens, got 1"):
+            select(two, rising, root_tokens=[4])
+        with pytest.raises(CostCurveError, match="positive finite"):
+            select(two, np.array([1.0, np.nan]))
+    with pytest.raises(UsageError, match="total_nodes must not be negative"):
+        select_batch(two, rising, total_nodes=-1)
+    with pytest.raises(CostCurveError, match="positive finite"):
+        select_batch(two, np.array([1.0, np.nan]), total_nodes=1)
+
+
+def test_an_engine_that_cannot_hold_the_roots_is_refused():
+    rising = np.linspace(1.0, 1.1, 20)
     with pytest.raises(CostCurveError, match="roots alone"):
         select_batch([chain(0.9)] * 3, rising, executable_verify_tokens=[2])
 

@@ -74,3 +74,9 @@ def test_bad_calibrations_are_refused():
         Calibration((1.0,), (0.0, 0.0))
     with pytest.raises(PlanError):
         Calibration((-1.0,), (0.0,))
+    with pytest.raises(PlanError, match="finite offsets"):
+        Calibration((1.0,), (float("nan"),))
+
+
+def test_a_trace_without_positions_changes_nothing():
+    assert fit_calibration(np.zeros((5, 0, 4)), np.zeros((5, 0), np.int64)) == Calibration((1.0,), (0.0,))

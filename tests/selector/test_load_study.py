@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -169,6 +170,20 @@ def test_batches_that_do_not_fit_are_refused() -> None:
     short = Trace({}, [text for text in markov_trace(num_texts=2, length=1).texts])
     with pytest.raises(TraceError, match="nothing to play"):
         study_load(short, cost, "mine", [1])
+
+
+def test_a_flat_curve_and_texts_without_a_round() -> None:
+    flat = CostModel.from_points([1, 64], [0.06, 0.06])
+    with pytest.raises(CostCurveError, match="at batch 1 a round costs the same"):
+        study_load(TRACE, flat, "flat", [1], num_bootstrap=2)
+    text = TRACE.texts[0]
+    short = replace(
+        text, key="short", token_ids=text.token_ids[: text.num_prompt_tokens + 1], draft_token_ids=text.draft_token_ids[:1],
+        draft_logprobs=text.draft_logprobs[:1],
+    )  # fmt: skip
+    more = Trace(TRACE.identity, [short, *TRACE.texts])
+    studies = [study_load(trace, cost_model(), "some", [2], num_bootstrap=3) for trace in (TRACE, more)]
+    assert studies[0] == studies[1]
 
 
 def test_queues_are_whole_passes_long_enough_for_every_place() -> None:

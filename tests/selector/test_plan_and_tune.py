@@ -55,6 +55,11 @@ def test_what_is_no_plan_is_refused(tmp_path):
     ("prices", [{"context_low": 0, "context_high": 9, "price": 0.0}], "prices must be a positive number"),
     ("reach_scale", 0.0, "positive number"), ("scoring_seconds", -0.1, "not be negative"), ("top_k", 0, "at least 1, got 0"),
     ("top_k", 2.5, "whole number"), ("max_nodes", True, "whole number"), ("policy", "foo", "unknown policy 'foo'"),
+    ("policy", 5, "must be a str, got 5"), ("identity", None, "must be a dict, got None"), ("notes", "few", "must be a list"),
+    ("identity", {"context_tokens": ["1", 9]}, "two whole numbers"), ("identity", {"context_tokens": [9, 1]}, "the lower first"),
+    ("prices", [{"context_low": "0", "context_high": 9, "price": 3.0}], "contexts in prices"),
+    ("policy_settings", {"name": "exact"}, "no such settings"), ("scorer", {"file": "..", "sha256": ""}, "no plain file name"),
+    ("scorer", {"file": "", "sha256": ""}, "no plain file name"),
 ])  # fmt: skip
 def test_a_number_that_is_none_is_named(field, value, said):
     with pytest.raises(PlanError, match=said) as caught:

@@ -140,6 +140,8 @@ def test_statuses():
     assert parse_policy("exact").select(trellis, RoundInputs(cheap, cheap, None, 5)).status == "truncated:max_nodes"
     assert parse_policy("fixed:9").select(trellis, RoundInputs(cheap, cheap, None, 5)).status == "truncated:max_nodes"
     assert parse_policy("fixed:99").select(trellis, RoundInputs(np.linspace(1, 2, 101), rising, None, 100)).status == "exhausted"
+    fewer = Trellis.from_probabilities([[1]], [[0.5]])  # all there is fits the round, which is less than was asked for
+    assert parse_policy("fixed:9").select(fewer, RoundInputs(cheap, cheap, None, 1)).status == "exhausted"
     partial = Trellis.from_probabilities([[0, 1]] * 3, [[0.4, 0.3]] * 3)
     assert parse_policy("exact").select(partial, RoundInputs(cheap, cheap, None, 14)).status == "truncated:top_k"
 

@@ -5,6 +5,7 @@ import pytest
 
 from selector.errors import PoolError
 from selector.pool import CandidatePool, expand_pool, expand_pool_chain
+from selector.search.kernels import END_EXHAUSTED, END_MAX_NODES
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,7 @@ from selector.pool import CandidatePool, expand_pool, expand_pool_chain
         ([1, 2], [-1, -1], [0.5, np.nan], "node 1 has edge probability"),
         ([1, 2], [-1, -1], [0.7, 0.6], "node -1 sum to 1.3"),
         ([1, 2], [-1], [0.7, 0.6], r"must be \(m,\)"),
+        (1, -1, 0.7, r"must be \(m,\)"),
     ],
 )
 def test_what_is_no_tree_is_refused_by_name(tokens, parents, probabilities, message):
@@ -34,6 +36,7 @@ def test_order_and_slots():
     assert expansion.parents.tolist() == [0, 1, 0, 3]
     np.testing.assert_allclose(expansion.reach, [0.6, 0.48, 0.3, 0.3])
     assert expand_pool_chain(pool, 9).token_ids.tolist() == [6, 7]
+    assert [expand_pool_chain(pool, n).end for n in (1, 2)] == [END_MAX_NODES, END_EXHAUSTED]
 
 
 def test_an_empty_pool():

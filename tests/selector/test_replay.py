@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from costmodel import CostModel
+from profiles.errors import UsageError
 from selector import TreeSelector, Trellis
 from selector.calibration import Calibration
 from selector.errors import TraceError
@@ -14,6 +15,7 @@ from selector.replaying.metrics import acceptance_by_depth, acceptance_rate
 from selector.replaying.orders import build_orders
 from selector.replaying.replay import replay
 from selector.replaying.rounds import build_curves, play, play_at_fixed_point
+from selector.taps import Taps
 from selector.trace import Trace, TraceText
 from tests.selector.helpers import markov_trace
 
@@ -163,9 +165,26 @@ def test_texts_of_one_token_are_harmless():
     empty = TraceText("b", None, 3, np.arange(3, dtype=np.int32), np.zeros((0, 4, 4), np.int32), np.zeros((0, 4, 4), np.float32))
     whole = markov_trace(num_texts=2, length=10)
     mixed = Trace({}, [empty, *whole.texts, short])
-    assert replay(mixed, cost_model(), ["exact"]).row("exact").tokens == 18
+    alone, beside = replay(whole, cost_model(), ["exact"]), replay(mixed, cost_model(), ["exact"])
+    assert beside.row("exact").tokens == 18 and beside.num_texts == 2
+    assert beside.rows == alone.rows  # intervals too: a text without a round is not resampled
     with pytest.raises(TraceError, match="nothing to replay"):
         replay(Trace({}, [short, empty]), cost_model(), ["exact"])
+
+
+def test_policies_of_one_name_and_other_settings_are_both_played():
+    trace = markov_trace(num_texts=3, length=12)
+    rows = replay(trace, cost_model(), [Taps(4), Taps(4, utility_threshold=0.5), Taps(4), "taps:4"]).rows
+    assert [row.name for row in rows].count("taps:4") == 2
+
+
+def test_no_price_is_found_and_no_resample_is_refused():
+    trace = markov_trace(num_texts=3, length=12)
+    found = [replay(trace, cost_model(), ["priced"], price=price).row("priced").price for price in (None, [])]
+    assert found[0] == found[1]
+    assert replay(trace, cost_model(), ["priced"], price=np.float32(30)).row("priced").price == 30
+    with pytest.raises(UsageError, match="num_bootstrap must be at least 1"):
+        replay(trace, cost_model(), ["exact"], num_bootstrap=0)
 
 
 def test_a_what_if_is_labelled():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from selector.search.expansion import expand, expand_chain
 from selector.search.kernels import (
+    BUDGET,
     END_CERTIFIED,
     END_EXHAUSTED,
     END_MAX_NODES,
@@ -132,6 +133,28 @@ def test_truncation_by_k_is_told_apart_from_a_complete_vocabulary():
     listed = Trellis.from_probabilities([[0, 1]] * 3, [[0.4, 0.3]] * 3)
     assert expand(listed, 14).truncated_by_k
     assert not expand(listed, 1).truncated_by_k
+
+
+@pytest.mark.parametrize("rule", [BUDGET, EXACT])
+def test_a_row_with_fewer_candidates_than_others_runs_out_where_its_own_end(rule):
+    """Row 2 lists one of .4; after it an unlisted sibling of up to .4 may come, which is more than the .03 taken last."""
+    trellis = Trellis.from_probabilities([[0, 1, 2], [3, -1, -1]], [[0.9, 0.06, 0.03], [0.4, 0.0, 0.0]])
+    cost = np.linspace(1, 1.001, 6)
+    assert not expand(trellis, 2, rule, cost[:3]).truncated_by_k
+    assert expand(trellis, 4, rule, cost[:5]).truncated_by_k
+    whole = Trellis.from_probabilities([[0, 1, 2], [3, -1, -1]], [[0.9, 0.07, 0.03], [1.0, 0.0, 0.0]])
+    assert not expand(whole, 5, rule, cost).truncated_by_k
+
+
+def test_a_first_descent_looks_at_what_was_not_listed():
+    """A half beside the only candidate is worth its time; at a dearer second node it is not, whatever it holds."""
+    trellis = Trellis.from_probabilities([[0]], [[0.5]])
+    for second, truncated in [(1.2, True), (1.9, False)]:
+        cost = np.array([1.0, 1.1, second])
+        assert expand(trellis, 2, FIRST_DESCENT, cost).truncated_by_k is truncated
+    deeper = Trellis.from_probabilities([[0], [1]], [[0.5], [0.1]])
+    assert expand(deeper, 2, FIRST_DESCENT, np.array([1.0, 1.1, 1.2])).truncated_by_k
+    assert not expand(deeper, 2, FIRST_DESCENT, np.array([1.0, 1.1, 1.9])).truncated_by_k
 
 
 def test_chain_follows_the_most_probable_child():

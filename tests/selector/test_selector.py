@@ -10,6 +10,7 @@ import pytest
 from costmodel import CostModel
 from profiles.errors import UsageError
 from selector import CandidatePool, Plan, TreeSelector, Trellis
+from selector.adapters import ddtree
 from selector.calibration import Calibration
 from tests.selector.helpers import random_trellis
 
@@ -104,6 +105,16 @@ def test_what_cannot_have_happened_is_refused_and_not_learned(cost):
         TreeSelector(cost, max_nodes=-1)
     with pytest.raises(UsageError, match="context_tokens must not be negative"):
         selector.select(logits(), -1)
+
+
+def test_a_tree_of_unknown_reach_teaches_the_price_alone(cost):
+    selector = TreeSelector(cost, policy="priced")
+    tree = selector.select(logits(), 10)
+    foreign = ddtree.to_tree(ddtree.from_tree(tree))
+    for _ in range(20):
+        selector.observe(foreign, 1, 0.1)
+    assert (selector.reach_scale, selector.price) == (1.0, pytest.approx(20.0))
+    assert selector.select(logits(), 10).num_nodes > 0
 
 
 def test_a_high_price_shrinks_trees(cost):

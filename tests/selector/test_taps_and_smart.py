@@ -102,6 +102,9 @@ def test_taps_takes_pools_and_refuses_bad_settings():
     pool = CandidatePool([5, 6, 7], [-1, 0, -1], [0.8, 0.9, 0.1])
     assert take(Taps(2), pool).token_ids.tolist() == [-1, 5, 6]
     assert (Taps().name, Taps(24).name) == ("taps", "taps:24")
+    assert parse_policy("taps:3000").pool_nodes == 3000  # a pool smaller than the tree would cap it unsaid
+    statuses = [take(Taps(n, utility_threshold=t), pool, max_nodes=m).status for n, t, m in [(2, 0, 9), (3, 0, 2), (3, 0.5, 9)]]
+    assert (statuses, take(Taps(9), pool).status) == (["budget", "truncated:max_nodes", "threshold"], "exhausted")
     for bad in [{"max_nodes": 0}, {"top_k": 0}, {"depth_weight": -1.0}, {"utility_threshold": float("nan")}]:
         with pytest.raises(PolicyError):
             Taps(**bad)
@@ -116,7 +119,10 @@ def test_smart_worked_example():
     cost = 1 + 0.21 * np.arange(5)
     taken = [take(Smart(percent), trellis, cost, 4).num_nodes for percent in (300, 100, 97, 96, 49, 48, 25)]
     assert taken == [0, 1, 1, 2, 2, 3, 4]
-    assert take(Smart(100), trellis, cost, 4).status == "first-descent"
+    assert take(Smart(100), trellis, cost, 4).status == "truncated:top_k"  # an unlisted sibling of .5 would have come first
+    pool = CandidatePool(np.arange(4), np.arange(4) - 1, np.full(4, 0.5))
+    assert [take(Smart(p), pool, cost, 4).status for p in (100, 25)] == ["first-descent", "exhausted"]
+    assert take(Smart(25), pool, cost, 3).status == "truncated:max_nodes"
 
 
 @settings(max_examples=80, deadline=None)
@@ -136,7 +142,9 @@ def test_smart_is_the_rule_node_by_node(seed, kind, percent):
 def test_smart_without_a_discount_is_first_descent(seed, kind):
     rng = np.random.default_rng(seed)
     trellis, cost = random_trellis(rng, 4, 3, conditional=True), random_cost(rng, 61, kind)
-    assert take(Smart(), trellis, cost, 60).num_nodes == take(parse_policy("unimodal"), trellis, cost, 60).num_nodes
+    smart, unimodal = (take(policy, trellis, cost, 60) for policy in (Smart(), parse_policy("unimodal")))
+    assert smart.num_nodes == unimodal.num_nodes
+    assert smart.status == "truncated:top_k" or unimodal.status != "truncated:top_k"
 
 
 def test_smart_on_a_flat_curve_and_bad_settings():

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selector.errors import TrellisError
+from selector.search.expansion import expand
 from selector.trellis import Trellis
 
 
@@ -105,6 +106,15 @@ def test_wrong_input_is_refused_with_a_reason():
         Trellis.from_probabilities([[1, 1]], [[0.4, 0.3]])
     with pytest.raises(TrellisError, match="do not fit"):
         Trellis(np.zeros((2, 3), np.int64), np.zeros((2, 4)))
+    with pytest.raises(TrellisError, match="at least one candidate"):
+        Trellis(np.zeros((2, 0), np.int64), np.zeros((2, 0)))
+
+
+def test_pads_never_become_tokens_whatever_stands_at_them():
+    trellis = Trellis.from_probabilities([[1, -1], [2, -1]], [[0.5, 0.5], [0.4, np.nan]])
+    np.testing.assert_allclose(np.exp(trellis.log_edges), [[0.5, 0.0], [0.4, 0.0]])
+    by_parent = Trellis.from_probabilities([[1, -1]], [[[0.5, 0.5], [0.0, 0.0]]])
+    assert expand(by_parent, 5).token_ids.tolist() == [1]
 
 
 def test_no_rows_make_an_empty_trellis():
