@@ -19,7 +19,7 @@ from costmodel.show import describe, print_profile
 from profiles.paths import default_profile_path
 
 
-@click.group(cls=TreebudgetGroup)
+@click.group(cls=TreebudgetGroup, resumable=("profile",))
 @click.version_option(package_name="treebudget")
 def main() -> None:
     """Measure, compose or estimate what a target model's verification costs, and look at it."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import click
@@ -19,6 +21,7 @@ from profiles.files import write_atomic
 
 __all__ = [
     "TreebudgetGroup",
+    "check_output",
     "console",
     "emit_json",
     "json_option",
@@ -36,9 +39,13 @@ console = Console(stderr=True, highlight=False)
 
 
 class TreebudgetGroup(click.Group):
-    """A click group that turns library errors into messages on stderr and exit codes, without a traceback."""
+    """A click group that turns library errors into messages on stderr and exit codes, without a traceback.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    `resumable` names the commands that go on where they were interrupted.
+    """
+
+    def __init__(self, *args: Any, resumable: Sequence[str] = (), **kwargs: Any) -> None:
+        self.resumable = tuple(resumable)
         settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
         kwargs["context_settings"] = {**settings, **kwargs.get("context_settings", {})}
         super().__init__(*args, **kwargs)
@@ -57,7 +64,8 @@ class TreebudgetGroup(click.Group):
             _print_error(str(error), None)
             code = EXIT_FAILED
         except KeyboardInterrupt:
-            click.echo("\ninterrupted: what was done is kept; run the same command again to go on", err=True)
+            kept = "what was done is kept; run the same command again to go on"
+            click.echo(f"\ninterrupted{': ' + kept if ctx.invoked_subcommand in self.resumable else ''}", err=True)
             code = EXIT_INTERRUPTED
         raise click.exceptions.Exit(code)
 
@@ -98,6 +106,18 @@ def note(message: str, quiet: bool = False) -> None:
     """Print one line on stderr unless `quiet`."""
     if not quiet:
         click.echo(message, err=True)
+
+
+def check_output(path: Path | None) -> None:
+    """Make the folder of a file that a long command will write at its end, and raise UsageError where it cannot be written."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error}") from error
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path} cannot be written", hint="name a file in a folder that you may write to")
 
 
 def to_jsonable(value: Any) -> Any:

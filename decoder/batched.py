@@ -96,7 +96,8 @@ class BatchedGenerator:
                  num_labels: int = 16, temperature: float = 0.8, seed: int = 0) -> None:
         target.set_feature_layers(feature_layers)
         self.target, self.stop_ids = target, target.stop_ids
-        self.max_new_tokens, self.num_labels, self.temperature = max_new_tokens, num_labels, temperature
+        self.max_new_tokens, self.temperature = max_new_tokens, temperature
+        self.num_labels = min(num_labels, target.embed.shape[0])
         self.num_rows = num_rows
         self.random = torch.Generator().manual_seed(seed)
 

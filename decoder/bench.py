@@ -23,6 +23,7 @@ from decoder.speed import SpeedReference
 from decoder.target import Target
 from selector import TreeSelector
 from selector.pause import PauseSettings
+from selector.registry import parse_policy
 
 Progress = Callable[..., Any]
 DEFAULT_POLICIES = ("plain", "chain", "fixed:8", "fixed:16", "unimodal", "exact", "priced")
@@ -45,7 +46,9 @@ class BenchSettings:
     pause: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse duplicates and senseless numbers."""
+        """Write policies as the selector names them (fixed:04 is fixed:4); refuse duplicates and senseless numbers."""
+        names = tuple(name if name == "plan" else parse_policy(name).name for name in self.policies)
+        object.__setattr__(self, "policies", names)
         if len(set(self.policies)) != len(self.policies):
             raise UsageError(f"policies are named twice: {', '.join(self.policies)}")
         if self.max_new_tokens < 2:
@@ -96,6 +99,8 @@ def run_bench(target: Target, drafter: Drafter | None, cost: CostModel, prompts:
     the decoder and the selectors raise.
     """
     begun = time.perf_counter()
+    if drafter is None and any(name != "plain" for name in settings.names):
+        raise UsageError("without a drafter only the policy plain can run", hint="name a drafter, or ask for --policies plain")
     encoded = [encode_prompt(target.tokenizer, prompt.text) for prompt in prompts]
     selectors = make_selectors(settings.names, cost, settings, plan)
     cache = target.new_cache()

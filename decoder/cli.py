@@ -13,7 +13,7 @@ from decoder.commands.trace import trace
 from decoder.commands.train import train
 
 
-@click.group(cls=TreebudgetGroup)
+@click.group(cls=TreebudgetGroup, resumable=("trace", "train"))
 @click.version_option(package_name="treebudget")
 def main() -> None:
     """Decode with draft trees chosen by what this machine measured, losslessly; and record, train, bench and check.

@@ -33,7 +33,7 @@ def load_prompts(path: str | Path | None = None, limit: int | None = None) -> li
     else:
         name, text = str(path), _read(Path(path))
     prompts: list[Prompt] = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # splitlines would part texts at U+2028 and its like
         if line.strip() and (limit is None or len(prompts) < limit):
             prompts.append(parse_prompt(line, f"{name}, line {number}", default_key=f"{number}"))
     if not prompts:
@@ -43,7 +43,7 @@ def load_prompts(path: str | Path | None = None, limit: int | None = None) -> li
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")
     except FileNotFoundError as error:
         raise PromptError(f"no prompts file {path}") from error
     except (UnicodeDecodeError, IsADirectoryError) as error:
@@ -56,13 +56,16 @@ def parse_prompt(line: str, where: str, default_key: str = "") -> Prompt:
         document = json.loads(line)
     except json.JSONDecodeError as error:
         raise PromptError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+    except RecursionError as error:
+        raise PromptError(f"{where}: nested too deeply") from error
     if not isinstance(document, dict):
         raise PromptError(f"{where}: expected an object with \"prompt\" or \"turns\", got {type(document).__name__}")
-    dataset, key = document.get("dataset"), document.get("key", default_key)
+    dataset, key = document.get("dataset"), document.get("key")
     for field, value in (("dataset", dataset), ("key", key)):
         if value is not None and not isinstance(value, str | int):
             raise PromptError(f"{where}: \"{field}\" must be text, got {type(value).__name__}")
-    return Prompt(_prompt_text(document, where), None if dataset is None else str(dataset), str(key))
+    named = [None if value is None else str(value) for value in (dataset, key)]
+    return Prompt(_prompt_text(document, where), named[0], default_key if named[1] is None else named[1])
 
 
 def _prompt_text(document: dict[str, Any], where: str) -> str:
@@ -77,7 +80,18 @@ def _prompt_text(document: dict[str, Any], where: str) -> str:
         text, field = document["prompt"], "prompt"
     if not isinstance(text, str) or not text.strip():
         raise PromptError(f"{where}: \"{field}\" must be text that is not empty")
+    if not is_encodable(text):
+        raise PromptError(f"{where}: \"{field}\" holds half of a surrogate pair, which is no text")
     return text
+
+
+def is_encodable(text: str) -> bool:
+    """Whether text can be written in UTF-8, as tokenizers want it: no half surrogate pairs."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from decoder.attention import register_attention
 from decoder.cache import TreeCache
+from decoder.digest import weights_sha256
 from decoder.errors import ContextError, TargetError, UsageError
 from decoder.linear import apply_linear_form
 from decoder.shape import context_limit, feature_hooks, find_layers, model_shape
@@ -38,6 +40,7 @@ class Target:
         self.model, self.name, self.tensor_parallel = model.eval(), name, tensor_parallel
         self.num_forwards = self.num_rows = 0  # what has really run: forwards of the layers, and rows in them
         self._tokenizer = tokenizer
+        self.weights_sha256 = weights_sha256(model) if tensor_parallel == 1 else None  # before a linear form hides them
         self.linear = apply_linear_form(model, linear)
         self.decoder, self.layers = find_layers(model)
         parameters = inspect.signature(self.decoder.forward).parameters
@@ -198,6 +201,9 @@ class Target:
             raise TargetError(f"torch {torch.__version__} cannot run this model as transformers shards it: "
                               f"{str(error).strip().splitlines()[0]}",
                               hint="use a newer torch: 2.13 with transformers 5.24 was seen to work, 2.6 not") from error
+        if not bool(whole.isfinite().all()):
+            raise TargetError(f"target {self.name}: its logits are not finite in {self.dtype}: its weights hold NaN or overflow",
+                              hint="fetch it again, or try another --dtype")
         if not torch.allclose(whole.float(), split.float(), rtol=0.05, atol=0.05 * float(whole.float().abs().max())):
             raise TargetError(f"target {self.name}: its logits are not its output head applied to its last hidden states, "
                               "which tree decoding relies on")
@@ -206,7 +212,8 @@ class Target:
 def check_device(device: str) -> None:
     """UsageError for a device that torch does not know or that this machine does not have."""
     try:
-        torch.empty(1, device=device)
+        if torch.empty(1, device=device).device.type == "meta":
+            raise NotImplementedError("it computes nothing")
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # which of them depends on how torch was built
         raise UsageError(f"device {device!r} cannot be used here: {str(error).strip().splitlines()[0]}",
                          hint="use --device cpu, or --device cuda on a machine with a GPU and a torch built for it") from error
@@ -263,7 +270,7 @@ def _load_model(location: str, dtype: torch.dtype, *, local_only: bool, tensor_p
             check_shares(AutoConfig.from_pretrained(location, local_files_only=local_only), tensor_parallel)
         with quiet_loading():
             return AutoModelForCausalLM.from_pretrained(location, local_files_only=local_only, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError, RuntimeError) as error:  # missing, no model, damaged, or of another shape
         hint = None if local_only else "give a local folder, a hub id that can be reached, or: decoder pull smollm2-135m"
         raise TargetError(f"cannot load target {location}: {str(error).strip().splitlines()[0]}", hint=hint) from error
 

@@ -40,6 +40,7 @@ def trace_identity(target: Target, drafter: Any, prompts: Iterable[TracePrompt],
     lengths = [len(prompt.token_ids) for prompt in prompts]
     return {
         "target": target.name,
+        **({} if target.weights_sha256 is None else {"target_sha256": target.weights_sha256}),
         "dtype": str(target.dtype).removeprefix("torch."),
         **{name: value for name, value in drafter.identity().items() if name in DRAFTER_FIELDS and value is not None},
         "top_k": top_k,
@@ -107,6 +108,7 @@ def record_trace(target: Target, drafter: DFlashDrafter, prompts: Sequence[Trace
     kept beside `out` at once, so a run that was killed goes on when called again with the same arguments; what is left of a
     run with others is refused by name (TraceMismatch). `progress` gets the number of texts done.
     """
+    top_k = min(top_k, target.embed.shape[0])
     writer = TraceWriter(out, trace_identity(target, drafter, prompts, max_new_tokens, top_k))
     done = writer.done_keys
     datasets = {prompt.key: prompt.dataset for prompt in prompts}

@@ -229,7 +229,8 @@ class TraceWriter:
         self._parts: dict[str, Path] = {}
         for part in sorted(self.folder.glob("*.safetensors")):
             trace = Trace.load(part)
-            for name in sorted(set(trace.identity) | set(self.identity)):
+            # contexts last: they follow from the settings, of which one is to blame
+            for name in sorted(set(trace.identity) | set(self.identity), key=lambda name: (name == "context_tokens", name)):
                 if trace.identity.get(name) != self.identity.get(name):
                     raise TraceMismatch(name, self.identity.get(name), trace.identity.get(name))
             self._parts.update({text.key: part for text in trace.texts})

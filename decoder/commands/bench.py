@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from costmodel.clitools import emit_json, json_option, note, progress, quiet_option, to_jsonable, write_atomic
-from decoder.commands.options import FILE, ModelChoice, fitting_prompts, load_cost, load_plan, model_options
-from decoder.errors import UsageError
+from costmodel.clitools import check_output, emit_json, json_option, note, progress, quiet_option, to_jsonable, write_atomic
+from decoder.commands.options import FILE, ModelChoice, fitting_prompts, load_cost, load_plan, model_options, policy_names
 
 DEFAULT_POLICIES = "plain,chain,fixed:8,fixed:16,unimodal,exact,priced"
 
@@ -42,9 +41,8 @@ def bench(models: ModelChoice, prompts: Path | None, limit: int | None, policies
     from decoder.benchtable import print_bench
     from decoder.prompts import load_prompts
 
-    names = tuple(name.strip() for name in policies.split(",") if name.strip())
-    if not names:
-        raise UsageError("no policies given")
+    names = policy_names(policies)
+    check_output(out)
     settings = BenchSettings(names, max_new_tokens, max_nodes, top_k, predict=not no_predict)
     asked = load_prompts(prompts, limit)
     target = models.load_target()
@@ -57,9 +55,9 @@ def bench(models: ModelChoice, prompts: Path | None, limit: int | None, policies
     with progress("bench", (len(chosen) + 1) * len(settings.names), quiet) as advance:
         result = run_bench(target, drafter, cost, chosen, settings, plan=loaded_plan, progress=advance)
     record = bench_record(result, target, drafter, cost, chosen, settings)
-    if out is not None:
-        write_atomic(out, json.dumps(to_jsonable(record), indent=2) + "\n")
     if as_json:
         emit_json(record)
     else:
         print_bench(record)
+    if out is not None:  # after printing: whatever the disk does, nothing that was measured is lost
+        write_atomic(out, json.dumps(to_jsonable(record), indent=2) + "\n")

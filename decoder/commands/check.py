@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from costmodel.clitools import emit_json, json_option, progress, quiet_option
-from decoder.commands.options import FILE, ModelChoice, fitting_prompts, model_options
-from decoder.errors import CheckFailedError
+from decoder.commands.options import FILE, ModelChoice, fitting_prompts, model_options, policy_names
+from decoder.errors import CheckFailedError, UsageError
 
 
 @click.command()
@@ -34,7 +34,9 @@ def check(models: ModelChoice, prompts: Path | None, limit: int, max_new_tokens:
     from decoder.check import check_settings, run_check
     from decoder.prompts import load_prompts
 
-    settings = check_settings(tuple(name.strip() for name in policies.split(",") if name.strip()), max_new_tokens)
+    settings = check_settings(policy_names(policies), max_new_tokens)
+    if settings.names == ("plain",) or "plan" in settings.names:
+        raise UsageError("check compares policies that draft with plain decoding, by name", hint="such as --policies chain,exact")
     asked = load_prompts(prompts, limit)
     target = models.load_target()
     chosen = fitting_prompts(target, asked, max_new_tokens, quiet)

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from costmodel.clitools import emit_json, json_option, note, quiet_option
-from decoder.commands.options import FILE, ModelChoice, default_profile, load_cost, load_plan, model_options
+from decoder.commands.options import (
+    FILE,
+    SEED,
+    ModelChoice,
+    default_profile,
+    load_cost,
+    load_plan,
+    measuring_command,
+    model_options,
+)
+from decoder.errors import UsageError
 
 if TYPE_CHECKING:
     from decoder.records import Generation
@@ -26,7 +36,7 @@ if TYPE_CHECKING:
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 takes the likeliest token.")
 @click.option("--top-k", type=click.IntRange(1), default=None, help="Sample among the k likeliest tokens.")
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=None, help="Sample within this probability mass.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the sampling.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the sampling.")
 @click.option("--raw", is_flag=True, help="Continue the text itself: no chat template.")
 @json_option
 @quiet_option
@@ -45,7 +55,7 @@ def generate(models: ModelChoice, prompt: str, plan: Path | None, profile: str |
     from decoder.prompts import encode_prompt
     from decoder.streaming import TextStream
 
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _prompt_text(prompt)
     target = models.load_target()
     drafter, selector = _speculation(models, target, plan, profile, policy, quiet)
     prompt_ids = list(target.tokenizer(text).input_ids) if raw else encode_prompt(target.tokenizer, text)
@@ -71,16 +81,31 @@ def generate(models: ModelChoice, prompt: str, plan: Path | None, profile: str |
          f"policy {name}, ended by {result.finish_reason}", quiet)
 
 
+def _prompt_text(prompt: str) -> str:
+    """The prompt, from stdin for `-`; UsageError where it is no text in UTF-8."""
+    from decoder.prompts import is_encodable
+
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the prompt is not text in UTF-8: {error}") from error
+    if not is_encodable(text):
+        raise UsageError("the prompt is not text in UTF-8")
+    return text
+
+
 def _speculation(models: ModelChoice, target: Target, plan: Path | None, profile: str | None, policy: str | None,
                  quiet: bool) -> tuple[Any, Any]:
     """Drafter and selector, or (None, None) where nothing says what speculation would cost here."""
     from selector import TreeSelector
 
+    if models.drafter == "none" and (plan is not None or policy not in (None, "plain")):
+        raise UsageError("--plan and --policy need a drafter to draft with", hint="leave them or --drafter none out")
     if policy == "plain" or models.drafter == "none":
         return None, None
     if profile is None and default_profile(models) is None:
         if plan is None and policy is None:
-            note("no profile of this machine yet, so this decodes plainly; measure one with: costmodel profile", quiet)
+            note(f"no profile of this machine yet, so this decodes plainly; measure one with: {measuring_command(models)}", quiet)
             return None, None
     drafter = models.load_drafter(target)
     cost = load_cost(models, target, drafter, profile)

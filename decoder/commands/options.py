@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Command = Callable[..., Any]
 FILE = click.Path(dir_okay=False, path_type=Path)
+SEED = click.IntRange(0, 2**32 - 1)
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,23 @@ def load_cost(models: ModelChoice, target: Target, drafter: Any, profile: str | 
     path = profile if profile is not None else default_profile(models)
     if path is None:
         raise UsageError(f"no profile of {models.target} in {models.dtype} on this machine yet",
-                         hint=f"measure one (2 minutes): costmodel profile --target {models.target} --dtype {models.dtype}")
+                         hint=f"measure one (2 minutes): {measuring_command(models)}")
     return load_profile(path, expect=target_identity(target, drafter))
+
+
+def measuring_command(models: ModelChoice) -> str:
+    """The command that measures these models, as far as they are not the defaults."""
+    chosen = {"target": (models.target, DEFAULT_TARGET), "dtype": (models.dtype, DEFAULT_DTYPE), "device": (models.device, "cpu")}
+    options = [f"--{name} {value}" for name, (value, default) in chosen.items() if value != default]
+    return " ".join(["costmodel profile", *options])
+
+
+def policy_names(policies: str) -> tuple[str, ...]:
+    """Policies of a comma-separated list; UsageError for none."""
+    names = tuple(name.strip() for name in policies.split(",") if name.strip())
+    if not names:
+        raise UsageError("--policies names no policy")
+    return names
 
 
 def default_profile(models: ModelChoice) -> Path | None:
@@ -112,7 +128,8 @@ def load_plan(models: ModelChoice, target: Target, drafter: Any, plan: Path | No
     path = plan if plan is not None else default_plan_path(models.target, models.drafter, models.dtype)
     if plan is None and not path.exists():
         return None
-    weights = {} if drafter is None else {"drafter_sha256": drafter.identity().get("drafter_sha256")}
+    weights = {"target_sha256": target.weights_sha256}
+    weights |= {} if drafter is None else {"drafter_sha256": drafter.identity().get("drafter_sha256")}
     loaded = Plan.load(path, expect=target_identity(target, drafter).to_dict() | weights)
     note(f"plan: {loaded.policy} ({path})", quiet)
     return loaded

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from costmodel.clitools import emit_json, json_option, note, quiet_option
-from decoder.commands.options import FILE, ModelChoice, model_options
+from decoder.commands.options import FILE, SEED, ModelChoice, model_options
 from decoder.commands.taking import SHARE, Share
 from decoder.errors import UsageError
 from profiles.paths import cache_dir, target_slug
@@ -38,8 +38,8 @@ def refuse_shape_beside_start(context: click.Context) -> None:
 @click.option("--passes", type=click.IntRange(1), default=2, show_default=True, help="Texts per prompt.")
 @click.option("--max-new-tokens", type=click.IntRange(16), default=256, show_default=True, help="Tokens per text.")
 @click.option("--steps", type=click.IntRange(1), default=12000, show_default=True, help="Optimiser steps.")
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), default=None, help="End by the clock instead.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of everything random.")
+@click.option("--minutes", type=click.FloatRange(0, 1e6, min_open=True), default=None, help="End by the clock instead.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of everything random.")
 @json_option
 @quiet_option
 def train(models: ModelChoice, prompts: Path, leave_out: Share, start_from: str | None, work: Path | None, layers: int,
@@ -61,7 +61,7 @@ def train(models: ModelChoice, prompts: Path, leave_out: Share, start_from: str 
     refuse_shape_beside_start(click.get_current_context())
     folder = work or cache_dir() / "training" / target_slug(models.target)
     corpus = CorpusSettings(passes=passes, max_new_tokens=max_new_tokens, seed=seed, heldout_every=leave_out.every,
-                            heldout_rest=leave_out.rest)
+                            heldout_rest=leave_out.rest, heldout_tokens=min(max_new_tokens, CorpusSettings.heldout_tokens))
     run = TrainingRun(folder, DrafterShape(num_layers=layers, block_size=block_size, mask_token_id=mask_token),
                       corpus, TrainSettings(steps=steps, minutes=minutes, seed=seed),
                       None if start_from is None else find_drafter(start_from))

@@ -28,7 +28,8 @@ def choose_sizes(
         falls = ~(value[:, 1:] > value[:, :-1])
         first = torch.where(falls, n[:, :-1], value.shape[1] - 1).amin(1)
         return torch.minimum(first, order.sizes)
-    value = torch.where(n <= order.sizes.unsqueeze(1), value, -torch.inf)
+    known = (n <= order.sizes.unsqueeze(1)) & ~value.isnan()  # a NaN among the seconds never wins; all of them give the root
+    value = torch.where(known, value, -torch.inf)
     best = value.amax(1, keepdim=True)
     return torch.where(value == best, n, value.shape[1]).amin(1)  # of equal values the smallest tree
 

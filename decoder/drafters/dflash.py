@@ -62,6 +62,9 @@ class DFlashDrafter:
         self.feature_layers = model.config.target_layer_ids
         self.embedding, self.head = target_embedding, head
         self.weights_sha256: str | None = None
+        if not 0 <= model.config.mask_token_id < len(target_embedding):
+            raise DrafterError(f"drafter {name}: mask_token_id {model.config.mask_token_id} is outside the target's "
+                               f"vocabulary of {len(target_embedding)}")
         self._mask_row = target_embedding[model.config.mask_token_id]
         self.start()
 
@@ -188,7 +191,11 @@ def blocks_forward(model: DFlashModel, features: torch.Tensor, roots: torch.Tens
 
 def load_dflash_model(folder: Path) -> DFlashModel:
     """Build the network of `folder` and load its weights; a missing or unexpected tensor is named."""
-    model = DFlashModel(DFlashConfig.load(folder))
+    config = DFlashConfig.load(folder)
+    try:
+        model = DFlashModel(config)
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RuntimeError) as error:  # whatever the numbers do
+        raise DrafterError(f"{folder}/config.json makes no drafter ({type(error).__name__}: {error})") from error
     path = folder / "model.safetensors"
     if not path.exists():
         raise DrafterError(f"no drafter weights at {path}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,15 +44,27 @@ class DFlashConfig:
         def value(name: str, default: Any = None) -> Any:
             return nested.get(name, raw.get(name, default))
 
+        try:
+            return cls._from_values(raw, value)
+        except (TypeError, ValueError, KeyError) as error:
+            raise DrafterError(f"drafter config: a field is missing or no number ({type(error).__name__}: {error})") from error
+
+    @classmethod
+    def _from_values(cls, raw: dict[str, Any], value: Callable[..., Any]) -> DFlashConfig:
+        """The configuration from fields that `value` looks up; raises DrafterError for impossible ones."""
         layers = int(raw["num_hidden_layers"])
         ids = value("target_layer_ids")
         if ids is None:
             ids = spread_layers(_required(raw, "num_target_layers"), layers)
         types = raw.get("layer_types") or ["full_attention"] * layers
         causal = raw.get("is_causal")
+        block_size = int(value("block_size", 16))
+        if block_size < 2 or layers < 1 or len(types) != layers or not ids or min(map(int, ids)) < 0:
+            raise DrafterError(f"drafter config: block_size {block_size} (at least 2), num_hidden_layers {layers} (at least 1) "
+                               f"with {len(types)} layer_types, target_layer_ids {list(ids)} (at least one, none negative)")
         return cls(
-            block_size=int(value("block_size", 16)),
-            mask_token_id=int(_required({**raw, **nested}, "mask_token_id")),
+            block_size=block_size,
+            mask_token_id=int(_required({"mask_token_id": value("mask_token_id")}, "mask_token_id")),
             target_layer_ids=tuple(int(i) for i in ids),
             is_causal=tuple((t == "sliding_attention") if causal is None else bool(causal) for t in types),
             sliding_windows=tuple(int(raw["sliding_window"]) if t == "sliding_attention" else None for t in types),
@@ -66,11 +79,13 @@ class DFlashConfig:
         """Read `folder`/config.json."""
         path = folder / "config.json"
         try:
-            raw = json.loads(path.read_text())
+            raw = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
             raise DrafterError(f"no drafter at {folder}: config.json is missing") from None
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise DrafterError(f"{path}: not JSON ({error})") from None
+        if not isinstance(raw, dict):
+            raise DrafterError(f"{path}: expected a JSON object, got {type(raw).__name__}")
         return cls.from_dict(raw)
 
 
@@ -79,7 +94,8 @@ def spread_layers(num_target_layers: int, num_draft_layers: int) -> tuple[int, .
     if num_draft_layers == 1:
         return (num_target_layers // 2,)
     span = num_target_layers - 4
-    return tuple(round(1 + i * span / (num_draft_layers - 1)) for i in range(num_draft_layers))
+    chosen = (round(1 + i * span / (num_draft_layers - 1)) for i in range(num_draft_layers))
+    return tuple(min(max(layer, 0), num_target_layers - 1) for layer in chosen)  # targets of fewer layers than are asked for
 
 
 def _required(raw: dict[str, Any], name: str) -> Any:

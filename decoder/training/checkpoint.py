@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
@@ -30,7 +30,14 @@ def save_checkpoint(path: Path, model: nn.Module, optimiser: torch.optim.Optimiz
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, identity: dict[str, Any]) -> dict[str, Any]:
-    """Restore a checkpoint of the same run and return its state; a run of another identity is refused."""
+    """Restore a checkpoint of the same run and return its state; a run of another identity, or a damaged one, is refused."""
+    try:
+        return _load(path, model, optimiser, identity)
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # cut off, changed, or of another shape
+        raise TrainingError(f"{path} cannot be used: {' '.join(str(error).split())}", hint="delete it to start anew") from error
+
+
+def _load(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, identity: dict[str, Any]) -> dict[str, Any]:
     with safe_open(path, "pt") as file:
         state = json.loads((file.metadata() or {}).get("state", "{}"))
         for name, expected in identity.items():
@@ -43,4 +50,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimiser: torch.optim.Optimiz
             moments = {m: file.get_tensor(f"optimiser/{name}/{m}") for m in MOMENTS if f"optimiser/{name}/{m}" in names}
             if moments:
                 optimiser.state[parameter] = moments
-    return state
+    missing = {"step", "seconds", "history"} - set(state)
+    if missing:
+        raise KeyError(f"its state lacks {', '.join(sorted(missing))}")
+    return state  # type: ignore[no-any-return]

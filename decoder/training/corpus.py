@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from decoder.batched import Continuation
@@ -64,8 +64,11 @@ class Corpus:
             self._index(path)
 
     def _index(self, path: Path) -> None:
-        with safe_open(path, "pt") as shard:
-            meta = shard.metadata() or {}
+        try:
+            with safe_open(path, "pt") as shard:
+                meta = shard.metadata() or {}
+        except SafetensorError as error:
+            raise TrainingError(f"{path} cannot be read: {error}", hint="delete it: its texts are written again") from error
         if meta.get("schema") != SCHEMA:
             raise TrainingError(f"{path}: field schema is {meta.get('schema')!r}, expected {SCHEMA!r}")
         found = json.loads(meta["identity"])
@@ -78,6 +81,10 @@ class Corpus:
     def keys(self) -> set[str]:
         """Names of the texts already there."""
         return {text.key for text in self.texts}
+
+    def keep(self, keys: set[str]) -> None:
+        """Go on with the texts of these names alone; the others stay on disk."""
+        self.texts = [text for text in self.texts if text.key in keys]
 
     def append(self, batch: list[Continuation]) -> None:
         """Write a shard of finished texts."""

@@ -13,15 +13,15 @@ from decoder.training.corpus import Corpus, Text
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Held-out figures. Lists have one entry per drafted position.
+    """Held-out figures. Lists have one entry per drafted position, None where no text was long enough to tell.
 
     `accuracy`, `recall_at_8` over all roots; `chain_tokens_per_round` in replay, the bonus token counted, where every
     round starts behind the last rejection; `random_root_tokens_per_round` from all roots alike, always the more
     flattering figure.
     """
 
-    accuracy: list[float]
-    recall_at_8: list[float]
+    accuracy: list[float | None]
+    recall_at_8: list[float | None]
     chain_tokens_per_round: float
     random_root_tokens_per_round: float
     num_texts: int
@@ -49,7 +49,7 @@ def chain_replay(right: np.ndarray) -> tuple[int, int]:
 @torch.inference_mode()
 def evaluate(drafter: DFlashDrafter, corpus: Corpus, texts: list[Text]) -> Evaluation:
     """Draft at every root of every text and compare with what the target then said."""
-    depth = drafter.block_size - 1
+    depth, count = drafter.block_size - 1, min(8, len(drafter.embedding))
     hits, recalls, totals = np.zeros(depth), np.zeros(depth), np.zeros(depth)
     rounds = tokens = roots = 0
     run_lengths = 0.0
@@ -58,7 +58,7 @@ def evaluate(drafter: DFlashDrafter, corpus: Corpus, texts: list[Text]) -> Evalu
         anchors = torch.arange(text.num_prompt_tokens, text.num_tokens)
         features = row.hidden.to(drafter.embedding)
         hidden = drafter.draft_hidden_at(features, row.token_ids.long().to(features.device), anchors.to(features.device))
-        top = torch.stack([drafter.model.logits(h, drafter.head).topk(8, dim=-1).indices for h in hidden]).cpu()  # (A, D, 8)
+        top = torch.stack([drafter.model.logits(h, drafter.head).topk(count, dim=-1).indices for h in hidden]).cpu()  # (A, D, 8)
         places = anchors[:, None] + torch.arange(1, depth + 1)
         valid = places < text.num_tokens
         truth = row.token_ids.long()[places.clamp(max=text.num_tokens - 1)]
@@ -68,5 +68,9 @@ def evaluate(drafter: DFlashDrafter, corpus: Corpus, texts: list[Text]) -> Evalu
         text_rounds, text_tokens = chain_replay(right)
         rounds, tokens, roots = rounds + text_rounds, tokens + text_tokens, roots + len(anchors) - 1
         run_lengths += float(np.cumprod(right[:-1], axis=1).sum()) + len(anchors) - 1
-    return Evaluation([round(float(v), 4) for v in hits / totals], [round(float(v), 4) for v in recalls / totals],
-                      round(tokens / max(rounds, 1), 4), round(run_lengths / max(roots, 1), 4), len(texts), roots)
+    return Evaluation(_shares(hits, totals), _shares(recalls, totals), round(tokens / max(rounds, 1), 4),
+                      round(run_lengths / max(roots, 1), 4), len(texts), roots)
+
+
+def _shares(counts: np.ndarray, totals: np.ndarray) -> list[float | None]:
+    return [round(float(count / total), 4) if total else None for count, total in zip(counts, totals, strict=True)]

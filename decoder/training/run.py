@@ -111,6 +111,11 @@ def write_corpus(target: Target, feature_layers: Sequence[int], jobs: list[Job],
 def starting_config(run: TrainingRun, target: Target) -> DFlashConfig:
     """The shape of the drafter to train: that of `start_from` where given; TrainingError if it does not fit the target."""
     if run.start_from is None:
+        vocab, layers = target.embed.shape[0], len(target.layers)
+        if not (0 <= run.shape.mask_token_id < vocab and 1 <= run.shape.num_layers <= layers and run.shape.block_size >= 2):
+            raise TrainingError(f"a drafter of this target has 1 to {layers} layers, a block size of at least 2 and a mask token "
+                                f"from 0 to {vocab - 1}; asked for are {run.shape.num_layers}, {run.shape.block_size} and "
+                                f"{run.shape.mask_token_id}")
         return config_for_target(target.model.config, num_layers=run.shape.num_layers, block_size=run.shape.block_size,
                                  mask_token_id=run.shape.mask_token_id, num_features=run.shape.num_features)
     config, shape = DFlashConfig.load(run.start_from), target.shape
@@ -137,7 +142,7 @@ def run_training(run: TrainingRun, target: Target, prompts: Sequence[Sequence[in
                             hint="load it with linear layers in their default form (--linear default)")
     config = starting_config(run, target)
     digest = hashlib.sha256(json.dumps([list(map(int, ids)) for ids in prompts]).encode()).hexdigest()
-    identity = {"target": target.name, "feature_layers": list(config.target_layer_ids),
+    identity = {"target": target.name, "target_sha256": target.weights_sha256, "feature_layers": list(config.target_layer_ids),
                 "dtype": str(target.dtype).removeprefix("torch."), "prompts_sha256": digest}
     split = split_prompts(prompts, run.corpus)
     corpus, unseen = write_corpora(run, target, config.target_layer_ids, prompts, split, identity, report)
@@ -174,13 +179,17 @@ def write_corpora(run: TrainingRun, target: Target, layers: Sequence[int], promp
                   split: tuple[list[int], list[int]], identity: dict[str, Any], report: Report) -> tuple[Corpus, Corpus]:
     """The texts to train on and those to evaluate on, written as far as they are not there yet."""
     train, heldout = split
-    corpus = Corpus(run.work / "corpus", identity)
+    drawn = {"seed": run.corpus.seed, "max_free_tokens": run.corpus.max_free_tokens}
+    corpus = Corpus(run.work / "corpus", identity | drawn | {"max_new_tokens": run.corpus.max_new_tokens})
     trained_indices(corpus, heldout)  # refuses a folder that left out others before anything is added to it
-    write_corpus(target, layers, corpus_jobs(prompts, train, run.corpus), corpus, max_new_tokens=run.corpus.max_new_tokens,
-                 num_rows=run.corpus.num_rows, report=report)
-    unseen = Corpus(run.work / "heldout", identity)
+    jobs = corpus_jobs(prompts, train, run.corpus)
+    write_corpus(target, layers, jobs, corpus, max_new_tokens=run.corpus.max_new_tokens, num_rows=run.corpus.num_rows,
+                 report=report)
+    corpus.keep({job.key for job in jobs})  # an earlier run may have made more passes
+    unseen = Corpus(run.work / "heldout", identity | {"max_new_tokens": run.corpus.heldout_tokens})
     stride = max(1, len(heldout) // run.corpus.num_heldout)
     jobs = [Job(f"h-{i}", list(prompts[i])) for i in heldout[::stride][: run.corpus.num_heldout]]
     write_corpus(target, layers, jobs, unseen, max_new_tokens=run.corpus.heldout_tokens,
                  num_rows=min(32, run.corpus.num_rows), report=report)
+    unseen.keep({job.key for job in jobs})
     return corpus, unseen

@@ -16,9 +16,11 @@ import torch
 from decoder.drafters.dflash import DFlashDrafter, save_dflash_model
 from decoder.drafters.dflash_config import DFlashConfig
 from decoder.drafters.dflash_model import DFlashModel
+from decoder.errors import UsageError
 from decoder.training.batches import Batch, draw_texts, make_batch
 from decoder.training.checkpoint import load_checkpoint, save_checkpoint
 from decoder.training.corpus import Corpus, Text
+from decoder.training.errors import TrainingError
 from decoder.training.evaluate import evaluate
 from decoder.training.loss import BlocksNetwork, drafter_loss, output_vocabulary, position_weights
 from profiles.files import write_atomic
@@ -46,6 +48,11 @@ class TrainSettings:
     checkpoint_every: int = 100
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Check what ends the run; raises UsageError."""
+        if self.steps < 1 or (self.minutes is not None and not 0 < self.minutes < math.inf):
+            raise UsageError(f"training ends after a number of steps or minutes above 0, got {self.steps} and {self.minutes}")
+
 
 class Trainer:
     """One run in one folder: `checkpoint.safetensors` while it goes on, `model.safetensors` and `record.json` at the end.
@@ -67,6 +74,9 @@ class Trainer:
         if start is not None:
             start(self.model)
         self.texts = [text for text in corpus.texts if text.num_roots >= config.block_size]
+        if not self.texts or not heldout.texts:
+            raise TrainingError(f"{len(self.texts)} of {len(corpus.texts)} texts hold a block of {config.block_size}, and "
+                                f"{len(heldout.texts)} are held out", hint="take a smaller --block-size or more prompts")
         groups = [{"params": [p for p in self.model.parameters() if p.ndim > 1], "weight_decay": settings.weight_decay},
                   {"params": [p for p in self.model.parameters() if p.ndim <= 1], "weight_decay": 0.0}]
         self.optimiser = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), fused=True)
@@ -84,6 +94,9 @@ class Trainer:
     def _resume(self) -> None:
         state = load_checkpoint(self.checkpoint, self.model, self.optimiser, self.identity())
         self.step, self.seconds, self.history = state["step"], state["seconds"], state["history"]
+        if self.settings.minutes is None and self.step > self.settings.steps:
+            raise TrainingError(f"{self.checkpoint} has {self.step} steps behind it, more than {self.settings.steps}",
+                                hint="ask for more, or train in another --work folder")
 
     def progress(self) -> float:
         """Share of the run that is done, 0 to 1, which drives the learning rate."""
@@ -147,7 +160,9 @@ class Trainer:
         return DFlashDrafter(frozen.to(self.embedding), self.embedding, lambda hidden: torch.nn.functional.linear(hidden, head))
 
     def evaluate(self) -> None:
-        """Held-out figures at this step, kept in the record."""
+        """Held-out figures at this step, kept in the record; once per step, also where a finished run is run again."""
+        if self.history and self.history[-1]["step"] == self.step:
+            return
         texts: list[Text] = self.heldout.texts
         result = evaluate(self.drafter(), self.heldout, texts).as_dict()
         self.history.append({"step": self.step, "seconds": round(self.seconds, 1), **result})

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from selector.calibration import Calibration
 from selector.scoring import EdgeScorer, score_chunks, scored
-from selector.search.kernels import order_all
+from selector.search.expansion import order_all
 from selector.trace import Trace
 from selector.trellis import Trellis
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.search.kernels import order_all
+from selector.search.expansion import order_all
 from selector.trace import Trace
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from selector.search.kernels import BUDGET, END_EXHAUSTED, END_MAX_NODES, best_first
+from selector.search.kernels import BUDGET, END_EXHAUSTED, END_MAX_NODES, best_first, order_anchors
 from selector.trellis import Trellis
 
 _NO_COST = np.ones(1)
@@ -77,6 +77,25 @@ def expand(
     if n < max_nodes:
         depths, tokens, parents, reach = depths[:n], tokens[:n], parents[:n], reach[:n]
     return Expansion(depths, tokens, parents, reach, num_chosen, end, truncated)
+
+
+def order_all(log_edges: NDArray, token_ids: NDArray, next_tokens: NDArray, max_nodes: int) -> tuple[NDArray, ...]:
+    """Every anchor's first `max_nodes` nodes, N: what a replay needs to know of them.
+
+    Args:
+        log_edges: (A, depth, K) float64, or (A, depth, P, K) by parent (P = 1 or K; see `Trellis.log_edges`).
+        token_ids: (A, depth, K) int64. next_tokens: (A, depth) int64, the target's own tokens after the anchor.
+
+    Returns Phi (A, N + 1), depth of the deepest of the first n nodes (A, N + 1), nodes there are (A,), and the places in the
+    order of the target's own tokens (A, depth), NEVER from the first on that is not there. ValueError for other shapes.
+    """
+    edges = log_edges[:, :, None, :] if log_edges.ndim == 3 else log_edges
+    anchors, depth, top_k = token_ids.shape
+    if edges.shape not in ((anchors, depth, 1, top_k), (anchors, depth, top_k, top_k)) or (depth and not top_k):
+        raise ValueError(f"log_edges {log_edges.shape} must be (A, depth, K), (A, depth, 1, K) or (A, depth, K, K), K at least 1")
+    edges, ids = np.ascontiguousarray(edges, np.float64), np.ascontiguousarray(token_ids, np.int64)
+    path = np.ascontiguousarray(next_tokens, np.int64)
+    return order_anchors(edges, ids, path, int(max_nodes))  # type: ignore[no-any-return]
 
 
 @njit(cache=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 # Stopping rules
 BUDGET, EXACT, PRICED, FIRST_DESCENT = 0, 1, 2, 3
@@ -314,8 +313,8 @@ def best_first(edges, token_ids, rule, cost, price, base, depths, tokens, parent
 
 
 @_compiled
-def _order_all(log_edges, token_ids, next_tokens, max_nodes):
-    """Compiled body of `order_all`, edges (A, depth, P, K)."""
+def order_anchors(log_edges, token_ids, next_tokens, max_nodes):
+    """Compiled body of `expansion.order_all`, edges (A, depth, P, K)."""
     anchors, depth = log_edges.shape[:2]
     phi = np.zeros((anchors, max_nodes + 1), np.float64)
     deepest = np.zeros((anchors, max_nodes + 1), np.int16)
@@ -335,22 +334,3 @@ def _order_all(log_edges, token_ids, next_tokens, max_nodes):
                 slot, at = i + 1, at + 1
         phi[a, n + 1 :], deepest[a, n + 1 :] = phi[a, n], deepest[a, n]
     return phi, deepest, sizes, ranks
-
-
-def order_all(log_edges: NDArray, token_ids: NDArray, next_tokens: NDArray, max_nodes: int) -> tuple[NDArray, ...]:
-    """Every anchor's first `max_nodes` nodes, N: what a replay needs to know of them.
-
-    Args:
-        log_edges: (A, depth, K) float64, or (A, depth, P, K) by parent (P = 1 or K; see `Trellis.log_edges`).
-        token_ids: (A, depth, K) int64. next_tokens: (A, depth) int64, the target's own tokens after the anchor.
-
-    Returns Phi (A, N + 1), depth of the deepest of the first n nodes (A, N + 1), nodes there are (A,), and the places in the
-    order of the target's own tokens (A, depth), NEVER from the first on that is not there. ValueError for other shapes.
-    """
-    edges = log_edges[:, :, None, :] if log_edges.ndim == 3 else log_edges
-    anchors, depth, top_k = token_ids.shape
-    if edges.shape not in ((anchors, depth, 1, top_k), (anchors, depth, top_k, top_k)) or (depth and not top_k):
-        raise ValueError(f"log_edges {log_edges.shape} must be (A, depth, K), (A, depth, 1, K) or (A, depth, K, K), K at least 1")
-    edges, ids = np.ascontiguousarray(edges, np.float64), np.ascontiguousarray(token_ids, np.int64)
-    path = np.ascontiguousarray(next_tokens, np.int64)
-    return _order_all(edges, ids, path, int(max_nodes))  # type: ignore[no-any-return]

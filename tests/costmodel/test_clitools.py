@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from costmodel.clitools import TreebudgetGroup, emit_json, json_option, progress, quiet_option
+from costmodel.clitools import TreebudgetGroup, check_output, emit_json, json_option, progress, quiet_option
 from profiles.errors import TreebudgetError, UsageError
 
 
@@ -44,6 +44,23 @@ def test_errors_become_messages_and_exit_codes(what, code):
     result = CliRunner().invoke(main, ["fail", what])
     assert result.exit_code == code and result.stdout == "" and "Traceback" not in result.stderr
     assert ("hint: mend it" in result.stderr) == (what == "library")
+
+
+def test_only_what_goes_on_later_says_so():
+    assert "kept" not in CliRunner().invoke(main, ["fail", "interrupt"]).stderr
+    main.resumable = ("fail",)
+    assert "run the same command again to go on" in CliRunner().invoke(main, ["fail", "interrupt"]).stderr
+    main.resumable = ()
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path):
+    check_output(None)
+    check_output(tmp_path / "new" / "file.json")
+    assert (tmp_path / "new").is_dir()
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "below.json"):
+        with pytest.raises(UsageError, match="cannot be written"):
+            check_output(path)
 
 
 def test_a_bug_keeps_its_traceback():

@@ -154,7 +154,14 @@ def test_trace(folder: str, prompts: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("arguments", "code", "said"), [
-    (["bench", "--policies", ","], 2, "no policies"),
+    (["bench", "--policies", ","], 2, "names no policy"),
+    (["bench", "--policies", "fixed:4,fixed:04"], 2, "named twice"),
+    (["bench", "--policies", "chain,best"], 2, "unknown policy 'best'"),
+    (["bench", "--out", "/proc/nowhere/record.json"], 2, "cannot be written"),
+    (["check", "--policies", ","], 2, "names no policy"),
+    (["check", "--policies", "plain"], 2, "policies that draft"),
+    (["generate", "x", "--seed", "-1"], 2, "--seed"),
+    (["train", "--prompts", "x", "--minutes", "nan"], 2, "minutes"),
     (["bench", "--policies", "chain,chain"], 2, "twice"),
     (["bench", "--dtype", "int3"], 2, "int3"),
     (["bench"], 1, "decoder pull smollm2-135m"),

@@ -126,6 +126,20 @@ def test_a_drafters_damaged_or_unfitting_weights_are_named(target: Target, tmp_p
     config.write_text(json.dumps(document | {"intermediate_size": 40}))
     with pytest.raises(DrafterError, match="cannot be used: .*size mismatch"):
         DFlashDrafter.load(tmp_path, target.embed, target.head)
+    for change, said in [
+        ({"block_size": 1}, "block_size 1 .at least 2"), ({"num_hidden_layers": "two"}, "a field is missing or no number"),
+        ({"block_size": None}, "no number"), ({"layer_types": ["full_attention"]}, "with 1 layer_types"),
+        ({"dflash_config": {"target_layer_ids": [-1], "mask_token_id": 7}}, "none negative"),
+        ({"dflash_config": {"target_layer_ids": [0, 2], "mask_token_id": 61}}, "outside the target's vocabulary of 61"),
+        ({"num_attention_heads": -4}, "makes no drafter"), ({"layer_types": ["sliding_attention"] * 2}, "sliding_window"),
+    ]:
+        config.write_text(json.dumps(document | change))
+        with pytest.raises(DrafterError, match=said):
+            DFlashDrafter.load(tmp_path, target.embed, target.head)
+    for text, said in [("[1]", "expected a JSON object"), ("{", "not JSON"), ("\udcff", "not JSON")]:
+        config.write_bytes(text.encode("utf-8", "surrogateescape"))
+        with pytest.raises(DrafterError, match=said):
+            DFlashDrafter.load(tmp_path, target.embed, target.head)
     config.write_text(json.dumps(document))
     weights.write_bytes(weights.read_bytes()[:500])
     with pytest.raises(DrafterError, match="model.safetensors cannot be used"):

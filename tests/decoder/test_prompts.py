@@ -45,6 +45,8 @@ def test_both_forms(tmp_path: Path) -> None:
     ('{"prompt": 3}', '"prompt" must be text'),
     ('{"prompt": ""}', '"prompt" must be text'),
     ('{"prompt": "x", "dataset": [1]}', '"dataset" must be text'),
+    ('{"prompt": "half \\ud83d"}', "half of a surrogate pair"),
+    ("[" * 200_000, "nested too deeply"),
 ])
 def test_errors_name_line_and_field(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / "prompts.jsonl"
@@ -52,6 +54,12 @@ def test_errors_name_line_and_field(tmp_path: Path, line: str, said: str) -> Non
     with pytest.raises(PromptError, match="line 2") as caught:
         load_prompts(path)
     assert said in str(caught.value) and isinstance(caught.value, UsageError)
+
+
+def test_line_separators_inside_a_text_and_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes('\ufeff{"prompt": "one\u2028two\x85three", "key": null}\r\n{"prompt": "four"}\r\n'.encode())
+    assert load_prompts(path) == [Prompt("one\u2028two\x85three", None, "1"), Prompt("four", None, "2")]
 
 
 def test_files_that_are_no_prompts(tmp_path: Path) -> None:

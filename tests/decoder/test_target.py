@@ -14,8 +14,8 @@ from decoder.attention import _folded, fold_query_groups
 from decoder.errors import TargetError, TargetMissingError, UsageError
 from decoder.loop import Decoder
 from decoder.shape import context_limit
-from decoder.target import Target
-from tests.decoder.helpers import RandomTreeSelector, TextDrafter, text_logits, tiny_model, tiny_target
+from decoder.target import Target, check_device
+from tests.decoder.helpers import RandomTreeSelector, TextDrafter, save_tiny_target, text_logits, tiny_model, tiny_target
 
 SMALL: dict[str, Any] = dict(vocab_size=61, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
                              num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3, eos_token_id=None,
@@ -153,6 +153,27 @@ def test_loading_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         Target(tiny_model(), linear="prepicked")
     with pytest.raises(TargetError, match="tokenizer"):
         _ = tiny_target().tokenizer
+
+
+def test_broken_weights_and_devices_that_compute_nothing_are_named(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.model.norm.weight.data[3] = float("nan")
+    with pytest.raises(TargetError, match="not finite in torch.float32: its weights hold NaN"):
+        Target(model)
+    folder = Path(save_tiny_target(tmp_path / "cut"))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:3000])
+    with pytest.raises(TargetError, match="cannot load target"):
+        Target.load(str(folder))
+    with pytest.raises(UsageError, match="computes nothing"):
+        check_device("meta")
+
+
+def test_the_digest_of_the_weights_tells_targets_apart_and_not_dtypes() -> None:
+    ours = tiny_target().weights_sha256
+    assert ours == tiny_target(seed=0).weights_sha256 == Target(tiny_model().to(torch.bfloat16)).weights_sha256
+    assert ours == Target(tiny_model(), linear="prepacked").weights_sha256
+    assert len({ours, tiny_target(seed=1).weights_sha256, tiny_target(layers=2).weights_sha256}) == 3
 
 
 def test_identity_names_what_runs() -> None:

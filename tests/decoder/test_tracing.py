@@ -19,7 +19,7 @@ from decoder.commands.options import ModelChoice
 from decoder.commands.taking import SHARE
 from decoder.drafters.dflash import DFlashDrafter, save_dflash_model
 from decoder.drafters.dflash_model import DFlashModel
-from decoder.prompts import encode_prompt
+from decoder.prompts import EncodedPrompt, encode_prompt
 from decoder.seen import PromptsSeen, prompt_sha256, prompts_seen_by
 from decoder.target import Target
 from decoder.tracing import record_trace, target_rows
@@ -76,6 +76,10 @@ def test_recording_goes_on_where_it_was_cut_and_refuses_other_settings(tmp_path:
     assert not out.exists()
     with pytest.raises(TraceMismatch, match="top_k"):
         record_trace(target, drafter, PROMPTS, out, max_new_tokens=10, top_k=5, num_rows=2)
+    with pytest.raises(TraceMismatch, match="max_new_tokens is 10 in the trace, expected 11"):  # and not what follows from it
+        record_trace(target, drafter, PROMPTS, out, max_new_tokens=11, top_k=4, num_rows=2)
+    with pytest.raises(TraceMismatch, match="target_sha256"):  # of the same name and shape
+        record_trace(tiny_target(layers=8, scale=0.2, seed=1), drafter, PROMPTS, out, max_new_tokens=10, top_k=4, num_rows=2)
     counts: list[int] = []
     record_trace(target, drafter, PROMPTS, out, max_new_tokens=10, top_k=4, num_rows=2, progress=counts.append)
     assert counts[0] == 4  # four texts were not decoded again
@@ -192,6 +196,13 @@ def test_trace_command_takes_a_share_and_warns_of_prompts_seen(tmp_path: Path, m
     assert clean.exit_code == 0 and "trained on" not in clean.stderr
     assert CliRunner().invoke(main, [*arguments, "--take", "30:29"]).exit_code == 2
     assert CliRunner().invoke(main, [*arguments, "--take", "3:3"]).exit_code == 2
+
+
+def test_more_candidates_than_the_vocabulary_has_are_all_of_it(tmp_path: Path) -> None:
+    target = tiny_target(layers=8, scale=0.2, vocab=12)
+    prompts = [EncodedPrompt("a", None, [1, 2, 3])]
+    trace = record_trace(target, tiny_dflash(target), prompts, tmp_path / "t.safetensors", max_new_tokens=4, top_k=500)
+    assert trace.top_k == trace.identity["top_k"] == 12 and trace.texts[0].target_token_ids.shape[1] == 12
 
 
 def test_a_trace_names_the_weights_that_drafted(tmp_path: Path) -> None:

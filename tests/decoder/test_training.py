@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from decoder.cli import main
 from decoder.drafters.dflash import DFlashDrafter
+from decoder.errors import UsageError
 from decoder.seen import PromptsSeen, prompt_sha256
 from decoder.target import Target
 from decoder.training.batches import make_batch, root_weights
@@ -205,6 +206,56 @@ def test_train_command_leaves_out_and_starts_from(tmp_path: Path) -> None:
         assert CliRunner().invoke(main, [*again, *wrong]).exit_code == 2
     assert CliRunner().invoke(main, again).exit_code == 0
     assert json.loads((tmp_path / "b" / "drafter" / "config.json").read_text())["num_hidden_layers"] == 1
+
+
+def test_what_an_earlier_run_wrote_otherwise_is_refused_or_left_alone(tmp_path: Path) -> None:
+    target = bfloat16_target()
+    run = TrainingRun(tmp_path, SHAPE, CORPUS, SETTINGS)
+    record = run_training(run, target, prompts(), lambda line: None)
+    assert record["num_texts"] == 40
+    again = run_training(run, target, prompts(), lambda line: None)
+    assert again["history"] == record["history"] and again["steps"] == 6  # nothing is counted or evaluated twice
+    with pytest.raises(TrainingError, match="max_new_tokens is 24, this run has 30"):
+        run_training(replace(run, corpus=replace(CORPUS, max_new_tokens=30)), target, prompts(), lambda line: None)
+    with pytest.raises(TrainingError, match="6 steps behind it, more than 3"):
+        run_training(replace(run, training=replace(SETTINGS, steps=3)), target, prompts(), lambda line: None)
+    fewer = replace(run, corpus=replace(CORPUS, passes=1), training=replace(SETTINGS, steps=7))
+    assert run_training(fewer, target, prompts(), lambda line: None)["num_texts"] == 20
+    other = Target(tiny_model(layers=6, scale=0.2, seed=1).to(torch.bfloat16), name="tiny")
+    with pytest.raises(TrainingError, match="target_sha256"):
+        run_training(run, other, prompts(), lambda line: None)
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:200])
+    with pytest.raises(TrainingError, match="checkpoint.safetensors cannot be used"):
+        run_training(run, target, prompts(), lambda line: None)
+    shard = next((tmp_path / "corpus").glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:200])
+    with pytest.raises(TrainingError, match="delete it|cannot be read"):
+        run_training(run, target, prompts(), lambda line: None)
+
+
+@pytest.mark.parametrize(("shape", "said"), [
+    ({"num_layers": 9}, "1 to 6 layers"), ({"mask_token_id": 61}, "mask token from 0 to 60"), ({"block_size": 1}, "at least 2"),
+    ({"block_size": 40}, "0 of 40 texts hold a block of 40"),
+])
+def test_shapes_that_do_not_fit_are_refused(tmp_path: Path, shape: dict, said: str) -> None:
+    with pytest.raises(TrainingError, match=said):
+        run = TrainingRun(tmp_path, replace(SHAPE, **shape), CORPUS, SETTINGS)
+        run_training(run, bfloat16_target(), prompts(), lambda line: None)
+
+
+def test_positions_that_no_held_out_text_reaches_are_unknown_and_small_targets_have_features(tmp_path: Path) -> None:
+    target = Target(tiny_model(layers=2, scale=0.2).to(torch.bfloat16), name="tiny")
+    corpus = replace(CORPUS, heldout_tokens=3)
+    run = TrainingRun(tmp_path, replace(SHAPE, block_size=8, num_features=5), corpus, replace(SETTINGS, steps=1))
+    record = run_training(run, target, prompts(), lambda line: None)
+    assert record["history"][-1]["accuracy"][2:] == [None] * 5
+    json.loads((tmp_path / "drafter" / "record.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    config = json.loads((tmp_path / "drafter" / "config.json").read_text())
+    assert set(config["dflash_config"]["target_layer_ids"]) <= {0, 1}
+    for wrong in ({"minutes": float("nan")}, {"minutes": float("inf")}, {"steps": 0}):
+        with pytest.raises(UsageError, match="number of steps or minutes"):
+            TrainSettings(**wrong)
 
 
 def test_a_target_whose_weights_cannot_be_read_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selector.search.expansion import expand, expand_chain
+from selector.search.expansion import expand, expand_chain, order_all
 from selector.search.kernels import (
     BUDGET,
     END_CERTIFIED,
@@ -16,7 +16,6 @@ from selector.search.kernels import (
     NEVER,
     PRICED,
     convex_minorant,
-    order_all,
 )
 from selector.search.reference import best_size, expand_in_python
 from selector.trellis import Trellis

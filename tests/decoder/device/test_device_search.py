@@ -155,6 +155,19 @@ def test_a_used_up_last_rank_is_told():
     assert search_on_device(logits, 4, top_k=40).last_rank_used.tolist() == [False, False]
 
 
+@pytest.mark.parametrize("rule", [EXACT, PRICED, FIRST_DESCENT])
+def test_seconds_that_are_none_never_win(rule):
+    order = expand_on_device(stacked(random_batch(0, False, False)), 6)
+    curve = torch.linspace(1, 1.01, 7, dtype=torch.float64)
+    nan = float("nan")
+    assert choose_sizes(order, rule, torch.full((7,), nan), 1.0).tolist() == [0, 0, 0]
+    spoiled = torch.cat([curve[:4], torch.full((3,), nan, dtype=torch.float64)])
+    assert choose_sizes(order, rule, spoiled, 0.1).tolist() == choose_sizes(
+        expand_on_device(stacked(random_batch(0, False, False)), 3), rule, curve[:4], 0.1
+    ).tolist()
+    assert choose_sizes(order, PRICED, curve, nan).tolist() == [0, 0, 0]
+
+
 def test_wrong_policies_are_refused():
     with pytest.raises(PolicyError):
         search_on_device(torch.zeros(1, 1, 4), 2, "chain")
