@@ -72,6 +72,8 @@ class Trellis:
         """
         if top_k < 1:
             raise TrellisError(f"top_k must be at least 1, got {top_k}")
+        if not hasattr(logits, "shape"):
+            raise TrellisError(f"logits must be an array or tensor of shape (depth, vocab), got {type(logits).__name__}")
         if len(logits.shape) != 2:
             raise TrellisError(f"logits must be (depth, vocab), got shape {tuple(logits.shape)}")
         if logits.shape[0] == 0 or logits.shape[1] == 0:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from costmodel.clitools import emit_json, json_option, progress, quiet_option
-from selector.commands.options import FILE, input_options, load_inputs, table_console
-from selector.plan import Plan
+from costmodel.clitools import check_output, emit_json, json_option, progress, quiet_option
+from selector.commands.options import FILE, input_options, load_inputs, load_plan, table_console
 from selector.registry import POLICY_NAMES
 
 
@@ -43,9 +42,10 @@ def explain(
 
     if out is not None:
         picture_ending(out)
+        check_output(out)
     cost, trace = load_inputs(profile, trace_path, target, drafter, dtype)
     names = load_names(tokenizer, trace.identity.get("target"))
-    plan = Plan.load(plan_path) if plan_path else None
+    plan = load_plan(plan_path, trace)
     chosen = policy or (plan.policy if plan else "priced")
     with progress("explain", quiet=quiet):
         account = explain_round(trace, cost, chosen, text, anchor, round_number, plan, price, max_nodes)

@@ -11,6 +11,7 @@ from rich.console import Console
 from costmodel import load_profile
 from profiles.paths import DEFAULT_DRAFTER, DEFAULT_DTYPE, DEFAULT_TARGET, default_profile_path, default_trace_path
 from selector.errors import TraceError
+from selector.plan import SCORER_FIELDS, Plan
 from selector.trace import Trace
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -38,6 +39,11 @@ def load_inputs(profile: str | None, trace_path: Path | None, target: str, draft
         raise TraceError(f"this machine has no profile of {target} in {dtype} ({where})", hint="make one with: costmodel profile")
     trace = Trace.load(trace_path or default_trace_path(target, drafter, dtype))
     return load_profile(profile if profile is not None else where), trace
+
+
+def load_plan(path: Path | None, trace: Trace) -> Plan | None:
+    """The plan that was asked for, if any; raises PlanError for one of another target, drafter or block size than the trace's."""
+    return None if path is None else Plan.load(path, expect={name: trace.identity.get(name) for name in SCORER_FIELDS})
 
 
 def table_console() -> Console:

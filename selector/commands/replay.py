@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from costmodel.clitools import emit_json, json_option, progress, quiet_option
-from selector.commands.options import FILE, input_options, load_inputs, table_console
+from selector.commands.options import FILE, input_options, load_inputs, load_plan, table_console
 from selector.plan import Plan
 from selector.policies import Policy
 from selector.registry import POLICY_NAMES
@@ -39,7 +39,7 @@ def replay(
     the oracle. --figures draws ranks, coverage, the time of a round, throughput, and the gap.
     """
     cost, trace = load_inputs(profile, trace_path, target, drafter, dtype)
-    plan = Plan.load(plan_path) if plan_path else None
+    plan = load_plan(plan_path, trace)
     calibration, scale, scorer = (plan.calibration, plan.reach_scale, plan.load_scorer()) if plan else (None, 1.0, None)
     scoring, price = (plan.scoring_seconds, plan.charge) if plan else (0.0, None)
     max_nodes = plan.max_nodes if plan is not None and max_nodes is None else max_nodes

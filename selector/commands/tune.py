@@ -8,7 +8,7 @@ from typing import Any
 import click
 from numpy.typing import NDArray
 
-from costmodel.clitools import emit_json, json_option, note, progress, quiet_option
+from costmodel.clitools import check_output, emit_json, json_option, note, progress, quiet_option
 from profiles.paths import default_plan_path
 from selector.commands.options import input_options, load_inputs
 from selector.commands.show import print_plan
@@ -49,6 +49,8 @@ def tune(
 
     Everything fitted is judged on texts it was not fitted on. Where drafting does not pay the plan says plain.
     """
+    path = out or default_plan_path(target, drafter, dtype)
+    check_output(path)
     cost, trace = load_inputs(profile, trace_path, target, drafter, dtype)
     given = load_given_scorer(scorer, trace)
     table = load_embedding(embedding, str(trace.identity.get("target", target))) if given == TRAIN else None
@@ -57,7 +59,7 @@ def tune(
             trace, cost, max_nodes, advance=lambda name: advance(1, name), scorer=given, embedding=table,
             training_seconds=training_seconds, allow_overlap=allow_overlap,
         )  # fmt: skip
-    path = plan.save(out or default_plan_path(target, drafter, dtype))
+    plan.save(path)
     saved = Plan.load(path)
     for line in saved.notes:
         note(line, quiet)

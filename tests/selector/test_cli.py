@@ -68,6 +68,15 @@ def test_replay_with_a_plan_replays_the_plans_policy_with_its_settings(machine):
     assert next(row for row in rows if row["name"] == "taps:3")["mean_nodes"] <= 3
 
 
+def test_a_plan_of_another_drafter_and_an_output_that_cannot_be_written_are_refused(machine):
+    path = str(Plan("exact", identity={"drafter": "other"}).save(machine / "plan.json"))
+    for command in (("replay",), ("explain", "--policy", "exact")):
+        result = run(*command, "--plan", path)
+        assert result.exit_code == 1 and "drafter is 'other' in the plan, expected 'toy-drafter'" in result.stderr
+    result = run("tune", "--scorer", "none", "--out", "/proc/nowhere/plan.json")
+    assert result.exit_code == 2 and "cannot be written" in result.stderr
+
+
 def test_replay_with_a_plan_takes_its_sizes_and_the_prices_that_were_found_for_it(machine):
     ranges = [PriceRange(0, 20, 5.0), PriceRange(21, 99, 7.0)]
     for policy, prices in (("priced", (5.0, 7.0)), ("exact", (20.0, 80.0))):  # of another policy: found on the texts replayed

@@ -94,8 +94,9 @@ def test_torch_tensors_are_read(dtype):
 
 
 def test_wrong_input_is_refused_with_a_reason():
-    with pytest.raises(TrellisError, match="depth, vocab"):
-        Trellis.from_logits(np.zeros(8), 4)
+    for wrong in (np.zeros(8), [[0.0, 1.0]]):
+        with pytest.raises(TrellisError, match="depth, vocab"):
+            Trellis.from_logits(wrong, 4)
     with pytest.raises(TrellisError, match="at least 1"):
         Trellis.from_logits(np.zeros((1, 8)), 0)
     with pytest.raises(TrellisError, match="more than 1"):
