@@ -11,7 +11,7 @@ from selector.commands.show import show
 from selector.commands.tune import tune
 
 
-@click.group(cls=TreebudgetGroup)
+@click.group(cls=TreebudgetGroup, resumable=("tune",))
 def main() -> None:
     """Pick the draft trees that yield the most tokens per second."""
 

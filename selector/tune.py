@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from selector.trace import Trace
 from selector.tuning.candidates import CANDIDATES, candidates, fit_candidate
 from selector.tuning.choosing import choose, evidence, record
 from selector.tuning.judging import Judged, judge, scoring_seconds
+from selector.tuning.keeping import keeping
 from selector.tuning.parts import Part, fit_calibration_on, split_halves
 from selector.tuning.pricing import price_ranges
 from selector.tuning.training import TRAIN, TRAINING_SECONDS, Trainer, make_trainer
@@ -47,6 +50,7 @@ def tune(
     training_seconds: float = TRAINING_SECONDS,
     trainer: Trainer | None = None,
     allow_overlap: bool = False,
+    keep: Path | None = None,
 ) -> Plan:
     """Compare plain decoding, chains, fixed budgets, `unimodal`, `exact`, `priced`, `taps` and `smart`; plan with the fastest.
 
@@ -60,6 +64,8 @@ def tune(
             training_seconds: limit of all three trainings together. trainer: another way to train. Where torch or the
             embedding is missing, tuning goes on without and `Plan.notes` says so.
         allow_overlap: tune although the drafter was trained on prompts of the trace.
+        keep: folder for trained scorers while tuning goes on; the same call goes on with them after an interruption.
+            `selector.tuning.keeping.forget` removes it.
         advance: called after each candidate and half, with its name.
 
     Raises TuneError for fewer than 4 texts with two generated tokens or for overlap, TraceMismatch if trace and profile
@@ -71,6 +77,9 @@ def tune(
         raise TuneError(f"scorer must be {TRAIN!r}, a scorer or None, got {scorer!r}")
     train, note = make_trainer(scorer, embedding, scorer_settings, trainer)
     notes += [note] if note else []
+    if train is not None and keep is not None and scorer == TRAIN:
+        table = None if embedding is None else hashlib.sha256(np.ascontiguousarray(embedding).data).hexdigest()
+        train = keeping(train, keep, (scorer_settings, table))
     size = largest_replayable(cost, max_nodes)
     judgement = judge(usable, cost, size, train, training_seconds / 4, advance)
     weights = resamples(len(usable.texts), num_bootstrap, seed)

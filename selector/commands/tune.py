@@ -18,6 +18,7 @@ from selector.scoring import EdgeScorer
 from selector.trace import Trace
 from selector.tune import TRAINING_SECONDS, candidates
 from selector.tune import tune as tune_plan
+from selector.tuning.keeping import forget
 from selector.tuning.training import TRAIN
 
 
@@ -47,19 +48,22 @@ def tune(
 ) -> None:  # fmt: skip
     """Find the fastest policy for a trace and a profile and write a plan, with its scorer beside it.
 
-    Everything fitted is judged on texts it was not fitted on. Where drafting does not pay the plan says plain.
+    Everything fitted is judged on texts it was not fitted on. Where drafting does not pay the plan says plain. Trained
+    scorers survive Ctrl-C and a kill: the same command goes on.
     """
     path = out or default_plan_path(target, drafter, dtype)
     check_output(path)
+    keep = path.with_name(path.name + ".partial")
     cost, trace = load_inputs(profile, trace_path, target, drafter, dtype)
     given = load_given_scorer(scorer, trace)
     table = load_embedding(embedding, str(trace.identity.get("target", target))) if given == TRAIN else None
     with progress("tune", total=2 * len(candidates(given not in (None, TRAIN) or table is not None)), quiet=quiet) as advance:
         plan = tune_plan(
             trace, cost, max_nodes, advance=lambda name: advance(1, name), scorer=given, embedding=table,
-            training_seconds=training_seconds, allow_overlap=allow_overlap,
+            training_seconds=training_seconds, allow_overlap=allow_overlap, keep=keep,
         )  # fmt: skip
     plan.save(path)
+    forget(keep)
     saved = Plan.load(path)
     for line in saved.notes:
         note(line, quiet)

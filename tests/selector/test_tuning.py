@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,11 +28,13 @@ from selector.tuning import pricing
 from selector.tuning.candidates import Candidate, Fit, fit_candidate
 from selector.tuning.choosing import choose
 from selector.tuning.judging import Judged
+from selector.tuning.keeping import forget
 from selector.tuning.parts import Part
 from selector.tuning.pricing import price_ranges, round_tokens
 from selector.tuning.training import Trained
 from tests.selector.fake_scorers import FakeScorer, MarginalScorer, TransitionScorer, markov_transition
 from tests.selector.helpers import markov_trace
+from tests.selector.test_scorer import make_scorer
 
 COST = CostModel.from_points(
     [1, 2, 4, 8, 9, 16, 24, 33], [0.042, 0.044, 0.046, 0.049, 0.055, 0.060, 0.068, 0.08], draft_seconds=0.005
@@ -97,6 +100,36 @@ def test_a_tuned_scorer_is_charged_its_time_and_decodes_live(with_scorer, tmp_pa
     assert selector.stats.scored == 1
     plan.save(tmp_path / "plan.json")
     assert (tmp_path / "plan.scorer.safetensors").exists()
+
+
+def test_an_interrupted_tuning_trains_nothing_twice(tmp_path):
+    trace, keep, calls = markov_trace(num_texts=8, length=16), tmp_path / "plan.json.partial", []
+
+    def trainer(texts: Trace, seconds: float) -> Trained:
+        calls.append(len(texts.texts))
+        if calls == [4, 4]:
+            raise KeyboardInterrupt
+        scorer = replace(make_scorer(np.random.default_rng(len(calls))), identity=FOR)
+        return Trained(scorer, [0, 1], f"training {len(calls)}")
+
+    def run(texts=trace, **kwargs):
+        return tune(texts, COST, num_bootstrap=20, scorer="train", trainer=trainer, keep=keep, **kwargs)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert len(list(keep.iterdir())) == 2  # one training, kept with what is to be known of it
+    run()
+    assert calls[:3] == [4, 4, 4] and len(calls) in (3, 4)  # the second half; and all texts if scored edges won
+    before = len(calls)
+    run()
+    assert len(calls) == before
+    run(training_seconds=7.0)
+    run(markov_trace(num_texts=8, length=16, seed=5), training_seconds=7.0)
+    assert len(calls) >= before + 4  # other time or other texts are other trainings
+    (keep / "mine.txt").write_text("stays")
+    forget(keep)
+    assert [path.name for path in keep.iterdir()] == ["mine.txt"]
+    forget(tmp_path / "nothing")
 
 
 def test_a_scorer_without_use_is_not_taken():
