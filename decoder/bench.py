@@ -69,11 +69,20 @@ class BenchResult:
     prediction: Prediction = field(default_factory=Prediction)
     selector_stats: dict[str, Any] = field(default_factory=dict)
     machine_speed: dict[str, Any] | None = None
+    num_prompts: int = 0  # that every policy has decoded
+    interrupted: bool = False
     seconds: float = 0.0
 
     def of(self, policy: str) -> list[Run]:
         """The runs of one policy, in the order of the prompts."""
         return sorted((run for run in self.runs if run.policy == policy), key=lambda run: run.prompt)
+
+    def cut_short(self, labels: Sequence[str]) -> None:
+        """Keep the prompts that every policy has decoded, of the given labels, and say that there were to be more."""
+        self.interrupted = True
+        self.runs = [run for run in self.runs if run.prompt < self.num_prompts]
+        for differences in self.differences.values():
+            differences[:] = [difference for difference in differences if difference.prompt in labels[: self.num_prompts]]
 
 
 def make_selectors(names: Sequence[str], cost: CostModel, settings: BenchSettings, plan: Any = None) -> dict[str, TreeSelector]:
@@ -91,12 +100,14 @@ def make_selectors(names: Sequence[str], cost: CostModel, settings: BenchSetting
 
 
 def run_bench(target: Target, drafter: Drafter | None, cost: CostModel, prompts: Sequence[Prompt], settings: BenchSettings,
-              *, plan: Any = None, progress: Progress = lambda *_args, **_kwargs: None) -> BenchResult:
+              *, plan: Any = None, progress: Progress = lambda *_args, **_kwargs: None,
+              after_prompt: Callable[[BenchResult], None] = lambda result: None) -> BenchResult:
     """Decode every prompt with every policy, greedily; the order of policies is reversed at every other prompt (ABBA).
 
     The first prompt is decoded once more beforehand, by every policy, and that is dropped. After every run the machine's
-    speed is measured anew (`SpeedReference`). `progress(steps, note)` is called after each prompt and policy. Raises what
-    the decoder and the selectors raise.
+    speed is measured anew (`SpeedReference`). `progress(steps, note)` is called after each prompt and policy,
+    `after_prompt(result)` after each prompt that all have decoded. Ctrl-C ends the bench there, without predictions; before
+    the first such prompt it passes through. Raises what the decoder and the selectors raise.
     """
     begun = time.perf_counter()
     if drafter is None and any(name != "plain" for name in settings.names):
@@ -113,18 +124,28 @@ def run_bench(target: Target, drafter: Drafter | None, cost: CostModel, prompts:
     for name in settings.names:
         decoders[name].generate(encoded[0], min(settings.warmup_tokens, settings.max_new_tokens))
         progress(1, f"warm-up, {name}")
-    for place, ids in enumerate(encoded):
-        for name in settings.names if place % 2 == 0 else reversed(settings.names):
-            generation = decoders[name].generate(ids, settings.max_new_tokens)
-            result.runs.append(Run(name, place, prompts[place].dataset, generation))
-            if reference is not None:
-                reference.measure()
-            progress(1, name)
-        _compare(result, place, prompts[place].key or str(place))
+    labels = [prompt.key or str(place) for place, prompt in enumerate(prompts)]
+    try:
+        for place, ids in enumerate(encoded):
+            for name in settings.names if place % 2 == 0 else reversed(settings.names):
+                generation = decoders[name].generate(ids, settings.max_new_tokens)
+                result.runs.append(Run(name, place, prompts[place].dataset, generation))
+                if reference is not None:
+                    reference.measure()
+                progress(1, name)
+            _compare(result, place, labels[place])
+            result.num_prompts = place + 1
+            after_prompt(result)
+    except KeyboardInterrupt:
+        if result.num_prompts == 0:
+            raise
+        result.cut_short(labels)
     result.selector_stats = {name: _stats(selector) for name, selector in selectors.items()}
     if reference is not None:
         result.machine_speed = reference.record()
-    if settings.predict:
+    if result.interrupted:
+        result.prediction = Prediction(note=f"interrupted after {result.num_prompts} of {len(prompts)} prompts")
+    elif settings.predict:
         texts = {name: [run.result.token_ids for run in result.of(name)] for name in settings.names}
         result.prediction = predict(target, drafter, cost, prompts, encoded, texts, plan=plan, top_k=settings.top_k,
                                     max_nodes=settings.max_nodes)
@@ -150,8 +171,11 @@ def _compare(result: BenchResult, place: int, label: str) -> None:
 
 def bench_record(result: BenchResult, target: Target, drafter: Drafter | None, cost: CostModel, prompts: Sequence[Prompt],
                  settings: BenchSettings) -> dict[str, Any]:
-    """The bench as one JSON document: hardware, configuration, a row per policy, rows per data set. Units are in the names."""
-    policies = []
+    """The bench as one JSON document: hardware, configuration, a row per policy, rows per data set. Units are in the names.
+
+    Of a bench that goes on or was interrupted, about the prompts that every policy has decoded.
+    """
+    prompts, policies = list(prompts)[: result.num_prompts], []
     plain = result.of("plain")
     speed = result.machine_speed["speed"] if result.machine_speed else 1.0
     for name in settings.names:
@@ -176,7 +200,8 @@ def bench_record(result: BenchResult, target: Target, drafter: Drafter | None, c
                      "num_threads": torch.get_num_threads()},
         "settings": asdict(settings),
         "profile": {"provenance": cost.provenance, "source": cost.profile.source, "identity": cost.identity.to_dict()},
-        "prompts": {"num_prompts": len(prompts), "sha256": prompts_sha256(list(prompts))},
+        "prompts": {"num_prompts": len(prompts), "sha256": prompts_sha256(prompts)},
+        "interrupted": result.interrupted,
         "ceiling_tokens_per_second": ceiling(cost, drafter),
         "policies": policies,
         "datasets": by_dataset(result.runs, settings.names),

@@ -56,6 +56,8 @@ def predict(target: Target, drafter: Any, cost: CostModel, prompts: Sequence[Pro
     """
     if not can_predict(drafter):
         return Prediction(note="this drafter cannot draft at every place of a known text, so there is no prediction")
+    if not any(len(new_ids) > 1 for decoded in texts.values() for new_ids in decoded):
+        return Prediction(note="every text ended with its first token, so there is nothing to predict")
     tracer = _Tracer(target, drafter, prompts, encoded, top_k)
     rates = {}
     for name, decoded in texts.items():

@@ -63,6 +63,7 @@ def draft_everywhere(drafter: DFlashDrafter, text: Continuation, top_k: int) -> 
 
     Root a stands at position num_prompt_tokens + a. Normalised over the whole vocabulary.
     """
+    top_k = min(top_k, len(drafter.embedding))
     features = torch.cat(text.hidden).to(drafter.embedding)
     token_ids = torch.tensor(text.token_ids, device=features.device)
     anchors = torch.arange(text.num_prompt_tokens, len(text.token_ids), device=features.device)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,6 +12,16 @@ from costmodel.clitools import check_output, emit_json, json_option, note, progr
 from decoder.commands.options import FILE, ModelChoice, fitting_prompts, load_cost, load_plan, model_options, policy_names
 
 DEFAULT_POLICIES = "plain,chain,fixed:8,fixed:16,unimodal,exact,priced"
+
+
+def save(path: Path, record: dict[str, Any]) -> None:
+    """Write a record as JSON, whole or not at all."""
+    write_atomic(path, json.dumps(to_jsonable(record), indent=2) + "\n")
+
+
+def partial_path(out: Path) -> Path:
+    """Where the record of a bench that goes on is kept."""
+    return out.with_name(out.name + ".partial")
 
 
 @click.command()
@@ -31,13 +43,13 @@ def bench(models: ModelChoice, prompts: Path | None, limit: int | None, policies
           quiet: bool) -> None:
     """Decode every prompt with every policy, interleaved, and compare with plain decoding.
 
+    Ctrl-C ends it and shows the prompts decoded so far; with --out, a kill leaves them beside it as OUT.partial.
+
     \b
     Example:
       decoder bench --prompts prompts.jsonl --dtype float32 --policies plain,chain,fixed:8,exact,priced --json
     """
-    import json
-
-    from decoder.bench import BenchSettings, bench_record, ceiling, run_bench
+    from decoder.bench import BenchResult, BenchSettings, bench_record, ceiling, run_bench
     from decoder.benchtable import print_bench
     from decoder.prompts import load_prompts
 
@@ -52,12 +64,20 @@ def bench(models: ModelChoice, prompts: Path | None, limit: int | None, policies
     loaded_plan = load_plan(models, target, drafter, plan) if "plan" in names else None
     note(f"ceiling: {ceiling(cost, drafter):.1f} tokens per second if every draft were accepted whole, by the "
          f"{cost.provenance} profile", quiet)
+
+    def keep(so_far: BenchResult) -> None:
+        if out is not None:
+            save(partial_path(out), bench_record(so_far, target, drafter, cost, chosen, settings))
+
     with progress("bench", (len(chosen) + 1) * len(settings.names), quiet) as advance:
-        result = run_bench(target, drafter, cost, chosen, settings, plan=loaded_plan, progress=advance)
+        result = run_bench(target, drafter, cost, chosen, settings, plan=loaded_plan, progress=advance, after_prompt=keep)
     record = bench_record(result, target, drafter, cost, chosen, settings)
     if as_json:
         emit_json(record)
     else:
         print_bench(record)
     if out is not None:  # after printing: whatever the disk does, nothing that was measured is lost
-        write_atomic(out, json.dumps(to_jsonable(record), indent=2) + "\n")
+        save(out, record)
+        partial_path(out).unlink(missing_ok=True)
+    if result.interrupted:
+        raise KeyboardInterrupt

@@ -19,7 +19,7 @@ from decoder.check import check_settings, made_up_cost, run_check, step_seconds
 from decoder.differences import explain_difference, first_difference, spacing
 from decoder.errors import UsageError
 from decoder.loop import Decoder
-from decoder.prompts import Prompt, encode_prompt
+from decoder.prompts import Prompt, encode_prompt, prompts_sha256
 from decoder.records import Generation, Round
 from decoder.target import Target
 from tests.decoder.helpers import LibraryDrafter, RandomDrafter, tiny_model, tiny_tokenizer
@@ -64,6 +64,35 @@ def test_every_policy_gives_plains_text(target: Target, drafter: LibraryDrafter)
     stream = StringIO()
     print_bench(record, Console(file=stream, width=200))
     assert "fixed:6" in stream.getvalue() and "data set" in stream.getvalue()
+
+
+def test_an_interrupted_bench_is_about_the_prompts_that_all_have_decoded(target: Target, drafter: LibraryDrafter) -> None:
+    settings = BenchSettings(("chain", "exact"), max_new_tokens=12, max_nodes=20, pause=False)
+    cost, steps, kept = made_up_cost(step_seconds(target)), [], []
+
+    def interrupt_at(number: int) -> Any:
+        def progress(count: int, note: str) -> None:
+            steps.append(note)
+            if len(steps) == number:
+                raise KeyboardInterrupt
+        return progress
+
+    def keep(result: Any) -> None:
+        kept.append(bench_record(result, target, drafter, cost, PROMPTS, settings))
+
+    result = run_bench(target, drafter, cost, PROMPTS, settings, progress=interrupt_at(11), after_prompt=keep)
+    record = bench_record(result, target, drafter, cost, PROMPTS, settings)
+    assert record["interrupted"] and record["prompts"]["num_prompts"] == 2
+    assert [row["identical_to_plain"] for row in record["policies"]] == [2, 2, 2]
+    assert {row["dataset"] for row in record["datasets"]} <= {"a", "mean"}
+    assert record["prediction_note"] == "interrupted after 2 of 3 prompts"
+    assert [each["prompts"]["num_prompts"] for each in kept] == [1, 2] and not kept[0]["interrupted"]
+    assert kept[0]["prompts"]["sha256"] == prompts_sha256(PROMPTS[:1])
+    steps.clear()
+    with pytest.raises(KeyboardInterrupt):  # nothing to tell yet
+        run_bench(target, drafter, cost, PROMPTS, settings, progress=interrupt_at(5))
+    complete = run_bench(target, drafter, cost, PROMPTS, settings)
+    assert not bench_record(complete, target, drafter, cost, PROMPTS, settings)["interrupted"]
 
 
 def test_usage(target: Target) -> None:
