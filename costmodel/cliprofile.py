@@ -12,7 +12,7 @@ import click
 
 from costmodel.adaptive import AdaptivePlan
 from costmodel.backend import create_backend
-from costmodel.clitools import emit_json, json_option, note, progress, quiet_option
+from costmodel.clitools import POSITIVE, FiniteRange, emit_json, json_option, note, progress, quiet_option
 from costmodel.errors import MeasurementError, UsageError
 from costmodel.measure import num_steps, profile_backend
 from costmodel.model import CostModel
@@ -60,8 +60,8 @@ NUMBERS = Numbers()
 @click.option("--mode", type=click.Choice(["eager", "captured"]), default="eager", show_default=True, help="Or in CUDA graphs.")
 @click.option("--captured-sizes", type=NUMBERS, default=None, help="Sizes to capture.  [default: 1,2,4, then steps of 8 and 16]")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=None, help="File.  [default: cache folder]")
-@click.option("--error", type=click.FloatRange(0, 1, min_open=True), default=CPU.error, show_default=True, help="Wanted error.")
-@click.option("--max-seconds", type=float, default=None, help="Time to spend, about.  [default: 100, on a GPU 180]")
+@click.option("--error", type=FiniteRange(0, 1, min_open=True), default=CPU.error, show_default=True, help="Wanted error.")
+@click.option("--max-seconds", type=POSITIVE, default=None, help="Time to spend, about.  [default: 100, on a GPU 180]")
 @click.option("--max-verify-tokens", type=click.IntRange(1), default=None, help="Largest size.  [default: 64, on a GPU 512]")
 @click.option("--max-context", type=click.IntRange(0), default=None, help="Largest context.  [default: 512, on a GPU 16384]")
 @click.option("--requests", "--batch", "requests", type=NUMBERS, default="1", show_default=True, help="Requests in the batch.")

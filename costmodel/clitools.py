@@ -20,6 +20,8 @@ from profiles.errors import TreebudgetError, UsageError
 from profiles.files import write_atomic
 
 __all__ = [
+    "POSITIVE",
+    "FiniteRange",
     "TreebudgetGroup",
     "check_output",
     "console",
@@ -90,6 +92,20 @@ def _print_error(message: str, hint: str | None) -> None:
     click.echo(f"error: {message}", err=True)
     if hint:
         click.echo(f"hint: {hint}", err=True)
+
+
+class FiniteRange(click.FloatRange):
+    """A float range that takes neither NaN, which compares with nothing, nor infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, or wrong usage."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
+
+POSITIVE = FiniteRange(0, min_open=True)
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:

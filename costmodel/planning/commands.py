@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from costmodel.clitools import emit_json, json_option, note, quiet_option, write_atomic
+from costmodel.clitools import POSITIVE, FiniteRange, emit_json, json_option, note, quiet_option, write_atomic
 from costmodel.errors import UsageError
 from costmodel.loading import load_profile
 from costmodel.planning import inverse, render
@@ -21,7 +21,6 @@ from costmodel.planning.whatif import Settings, what_if
 
 MAX_TREE_NODES = 64
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
-POSITIVE = click.FloatRange(0, min_open=True)
 
 
 @click.command()
@@ -32,8 +31,8 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--batch", "batches", type=WholeNumbers(1), default="1", show_default=True, help="Requests in the batch.")
 @click.option("--survival", type=Decimals(), help="Share of rounds that accept the first i tokens; one p means p, p^2 ...")
 @click.option("--conditional", type=Decimals(), help="Acceptance of position i given those before; one p holds for all.")
-@click.option("--acceptance-length", "length", type=float, help="Mean tokens per round as engines log it, bonus counted.")
-@click.option("--acceptance-rate", "rate", type=float, help="Accepted over drafted tokens, as engines log it.")
+@click.option("--acceptance-length", "length", type=FiniteRange(0), help="Mean tokens per round as engines log, bonus counted.")
+@click.option("--acceptance-rate", "rate", type=FiniteRange(0), help="Accepted over drafted tokens, as engines log it.")
 @click.option("--drafted", type=click.IntRange(1), help="Drafted tokens behind the length or rate (root excluded).")
 @click.option("--acceptance-lengths", "lengths", type=Decimals(), help="Mean lengths with 1, 2, 3 ... drafted tokens.")
 @click.option("--acceptance", "file", type=EXISTING, help="JSON: survival, acceptance_histogram, or vLLM's counters.")
@@ -41,16 +40,16 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--siblings", type=Decimals(), help="Trees: how often the 2nd, 3rd ... candidate is right where the 1st is wrong.")
 @click.option("--tree", is_flag=True, help="Trees, with the siblings that a trace shows.")
 @click.option("--max-budget", type=click.IntRange(1), help="Largest budget.  [default: block size - 1, or 64 for trees]")
-@click.option("--draft-ms", type=click.FloatRange(0), help="One drafter pass of the batch, in place of the profile's.")
+@click.option("--draft-ms", type=FiniteRange(0), help="One drafter pass of the batch, in place of the profile's.")
 @click.option("--price", "prices", multiple=True, metavar="[NAME=]X", help="Price per GPU-hour, of all or of one profile.")
 @click.option("--memory-gb", type=POSITIVE, help="GPU memory in 10^9 bytes, in place of the facts file.")
-@click.option("--memory-share", type=click.FloatRange(0, 1, min_open=True), default=0.9, show_default=True, help="Share usable.")
-@click.option("--extra-gb", type=click.FloatRange(0), default=0.0, show_default=True, help="Drafter and others, per GPU.")
+@click.option("--memory-share", type=FiniteRange(0, 1, min_open=True), default=0.9, show_default=True, help="Share usable.")
+@click.option("--extra-gb", type=FiniteRange(0), default=0.0, show_default=True, help="Drafter and others, per GPU.")
 @click.option("--slo-ms-per-token", "slo", type=POSITIVE, help="Largest batch within this latency per token and user.")
 @click.option("--break-even", "even", is_flag=True, help="Acceptance at which speculation pays, for each length.")
 @click.option("--requests-per-second", "load", type=POSITIVE, help="GPUs that carry this load; needs --output-tokens.")
 @click.option("--output-tokens", type=POSITIVE, help="Mean generated tokens of a request.")
-@click.option("--prefill-ms", type=click.FloatRange(0), default=0.0, show_default=True, help="Prefill of a request, in the load.")
+@click.option("--prefill-ms", type=FiniteRange(0), default=0.0, show_default=True, help="Prefill of a request, in the load.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print every answer as CSV on stdout.")
 @click.option("--html", "page_path", type=click.Path(dir_okay=False, path_type=Path), help="Write one page that opens offline.")
 @json_option

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from costmodel.clitools import emit_json, json_option, note, quiet_option
+from costmodel.clitools import FiniteRange, emit_json, json_option, note, quiet_option
 from decoder.commands.options import (
     FILE,
     SEED,
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 @click.option("--profile", default=None, help="Profile name or file.  [default: the one measured here]")
 @click.option("--policy", default=None, help="Policy instead of the plan's: plain, chain, fixed:8, unimodal, exact, priced ...")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most tokens to generate.")
-@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 takes the likeliest token.")
+@click.option("--temperature", type=FiniteRange(0), default=0.0, show_default=True, help="0 takes the likeliest token.")
 @click.option("--top-k", type=click.IntRange(1), default=None, help="Sample among the k likeliest tokens.")
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=None, help="Sample within this probability mass.")
+@click.option("--top-p", type=FiniteRange(0, 1, min_open=True), default=None, help="Sample within this probability mass.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the sampling.")
 @click.option("--raw", is_flag=True, help="Continue the text itself: no chat template.")
 @json_option

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from costmodel.clitools import emit_json, json_option, note, quiet_option
+from costmodel.clitools import FiniteRange, emit_json, json_option, note, quiet_option
 from decoder.commands.options import FILE, SEED, ModelChoice, model_options
 from decoder.commands.taking import SHARE, Share
 from decoder.errors import UsageError
@@ -38,7 +38,7 @@ def refuse_shape_beside_start(context: click.Context) -> None:
 @click.option("--passes", type=click.IntRange(1), default=2, show_default=True, help="Texts per prompt.")
 @click.option("--max-new-tokens", type=click.IntRange(16), default=256, show_default=True, help="Tokens per text.")
 @click.option("--steps", type=click.IntRange(1), default=12000, show_default=True, help="Optimiser steps.")
-@click.option("--minutes", type=click.FloatRange(0, 1e6, min_open=True), default=None, help="End by the clock instead.")
+@click.option("--minutes", type=FiniteRange(0, min_open=True), default=None, help="End by the clock instead.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of everything random.")
 @json_option
 @quiet_option

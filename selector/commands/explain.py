@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from costmodel.clitools import check_output, emit_json, json_option, progress, quiet_option
+from costmodel.clitools import FiniteRange, check_output, emit_json, json_option, progress, quiet_option
 from selector.commands.options import FILE, input_options, load_inputs, load_plan, table_console
 from selector.registry import POLICY_NAMES
 
@@ -18,7 +18,7 @@ from selector.registry import POLICY_NAMES
 @click.option("--text", default="0", show_default=True, metavar="KEY|INDEX", help="Which text of the trace.")
 @click.option("--anchor", type=click.IntRange(0), help="Where the round starts: 0 is the first generated token.")
 @click.option("--round", "round_number", type=click.IntRange(0), help="The n-th round of the policy, from 0.  [default: 0]")
-@click.option("--price", type=click.FloatRange(min=0, min_open=True), help="Tokens per second a second costs, for priced.")
+@click.option("--price", type=FiniteRange(min=0, min_open=True), help="Tokens per second a second costs, for priced.")
 @click.option("--tokenizer", metavar="TARGET|PATH", help="Spells the tokens.  [default: the trace's target, if it was pulled]")
 @click.option("--out", type=FILE, help="Draw the round as well: .svg, .png or .pdf.")
 @json_option

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from numpy.typing import NDArray
 
-from costmodel.clitools import check_output, emit_json, json_option, note, progress, quiet_option
+from costmodel.clitools import FiniteRange, check_output, emit_json, json_option, note, progress, quiet_option
 from profiles.paths import default_plan_path
 from selector.commands.options import input_options, load_inputs
 from selector.commands.show import print_plan
@@ -35,7 +35,7 @@ from selector.tuning.training import TRAIN
     help="Safetensors file or folder with the target's embedding. Default: the target's on this machine.",
 )  # fmt: skip
 @click.option(
-    "--training-seconds", type=click.FloatRange(1), default=TRAINING_SECONDS, show_default=True,
+    "--training-seconds", type=FiniteRange(1), default=TRAINING_SECONDS, show_default=True,
     help="Limit of all scorer training together.",
 )  # fmt: skip
 @click.option("--allow-overlap", is_flag=True, help="Tune although the drafter was trained on prompts of the trace.")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from costmodel.clitools import TreebudgetGroup, check_output, emit_json, json_option, progress, quiet_option
+from costmodel.clitools import POSITIVE, TreebudgetGroup, check_output, emit_json, json_option, progress, quiet_option
 from profiles.errors import TreebudgetError, UsageError
 
 
@@ -30,6 +30,12 @@ def fail(what: str) -> None:
 
 
 @main.command()
+@click.option("--seconds", type=POSITIVE)
+def spend(seconds: float) -> None:
+    assert seconds > 0
+
+
+@main.command()
 @json_option
 @quiet_option
 def work(as_json: bool, quiet: bool) -> None:
@@ -44,6 +50,13 @@ def test_errors_become_messages_and_exit_codes(what, code):
     result = CliRunner().invoke(main, ["fail", what])
     assert result.exit_code == code and result.stdout == "" and "Traceback" not in result.stderr
     assert ("hint: mend it" in result.stderr) == (what == "library")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "0", "x"])
+def test_a_number_of_an_option_is_finite_and_in_its_range(value):
+    result = CliRunner().invoke(main, ["spend", "--seconds", value])
+    assert result.exit_code == 2 and "--seconds" in result.stderr
+    assert CliRunner().invoke(main, ["spend", "--seconds", "1e-3"]).exit_code == 0
 
 
 def test_only_what_goes_on_later_says_so():
