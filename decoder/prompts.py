@@ -128,6 +128,9 @@ def leave_out_long(tokenizer: Any, prompts: list[Prompt], max_new_tokens: int, c
 
     Raises ContextError where none fits.
     """
+    if context_limit <= max_new_tokens:
+        raise ContextError(f"{max_new_tokens} new tokens leave no room for a prompt in the target's context of {context_limit}",
+                           hint="lower --max-new-tokens")
     lengths = [len(encode_prompt(tokenizer, prompt.text)) for prompt in prompts]
     room = context_limit - max_new_tokens
     kept = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= room]

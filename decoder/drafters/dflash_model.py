@@ -15,6 +15,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, rotat
 
 from decoder.drafters.dflash_config import DFlashConfig
 
+FLOAT16_SCALE = 2.0**-6
 KeysValues = tuple[torch.Tensor, torch.Tensor]
 Join = Callable[[int, torch.Tensor, torch.Tensor], KeysValues]
 
@@ -106,8 +107,15 @@ class DFlashModel(nn.Module):
         self.rotary_emb = Qwen3RotaryEmbedding(shape)
 
     def project(self, features: torch.Tensor) -> torch.Tensor:
-        """Target features (batch, n, layers * hidden) to context rows (batch, n, hidden)."""
-        return self.hidden_norm(self.fc(features))
+        """Target features (batch, n, layers * hidden) to context rows (batch, n, hidden).
+
+        In float16 the sums of `fc` overflow where a target's hidden states are large (5e4 with SmolLM2), so it sees them
+        scaled down; the norm takes that back exactly, its epsilon scaled along.
+        """
+        if features.dtype != torch.float16:
+            return self.hidden_norm(self.fc(features))  # type: ignore[no-any-return]
+        rows, norm = self.fc(features * FLOAT16_SCALE), self.hidden_norm
+        return nn.functional.rms_norm(rows, norm.normalized_shape, norm.weight, norm.eps * FLOAT16_SCALE**2)  # type: ignore[operator]
 
     def rope(self, rows: torch.Tensor, positions: torch.Tensor) -> KeysValues:
         """Cosines and sines (batch, rows, width) for `positions` (batch, rows), in the dtype of `rows`."""

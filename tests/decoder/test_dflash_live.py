@@ -117,6 +117,20 @@ def test_a_machine_twice_as_slow_as_its_profile_is_noticed(target: Target) -> No
     assert reference.record()["references"]["plain"]["mean_milliseconds"] == pytest.approx(2000)
 
 
+def test_large_features_do_not_overflow_in_float16(target: Target) -> None:
+    """Sums beyond 65,504 in `fc`: the context rows are those of float32."""
+    model = tiny_dflash(target).model
+    features = torch.randn(1, 7, model.fc.in_features, generator=torch.Generator().manual_seed(0)) * 6000
+    with torch.inference_mode():
+        model.fc.weight.normal_(generator=torch.Generator().manual_seed(1)).mul_(3)
+        expected = model.project(features)
+        assert model.fc(features).abs().max() > 2 * 65504
+        found = model.half().project(features.half())
+        torch.testing.assert_close(found.float(), expected, rtol=0.01, atol=0.01)
+        small = model.project(features.half() * 1e-6)
+        torch.testing.assert_close(small.float(), model.float().project(features * 1e-6), rtol=0.02, atol=0.02)
+
+
 def test_a_drafters_damaged_or_unfitting_weights_are_named(target: Target, tmp_path: Path) -> None:
     drafter = tiny_dflash(target)
     save_dflash_model(drafter.model, drafter.model.config, tmp_path)

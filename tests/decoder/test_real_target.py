@@ -66,3 +66,15 @@ def test_bfloat16_loads_and_speaks(target: Target) -> None:
     ids = encode_prompt(small.tokenizer, "What is the capital of France?")
     ids += small.tokenizer.encode("The capital of France is", add_special_tokens=False)  # the first word alone is a near-tie
     assert "Paris" in small.tokenizer.decode(Decoder(small).generate(ids, 16).token_ids)
+
+
+def test_the_shipped_drafter_drafts_in_float16(target: Target) -> None:
+    """Hidden states of this target are large enough to overflow a float16 drafter, which then would never draft."""
+    from decoder.check import made_up_cost
+    from selector import TreeSelector
+
+    half = Target.load(DEFAULT_TARGET, dtype="float16")
+    selector = TreeSelector(made_up_cost(0.05), policy="chain", pause=None)
+    ids = encode_prompt(half.tokenizer, load_prompts()[9].text)
+    result = Decoder(half, load_drafter(DEFAULT_DRAFTER, half), selector).generate(ids, 24)
+    assert selector.stats.nan_rows == 0 and result.tokens_per_round > 1.3
