@@ -105,7 +105,7 @@ def line(row: LoadRow) -> str:
 @click.option("--batch", "batches", type=click.IntRange(1), multiple=True, default=BATCHES, show_default=True,
               help="May be repeated.")
 @click.option("--context", type=click.IntRange(0), default=None, help="Tokens charged in every round.  [default: the trace's]")
-@click.option("--bootstrap", type=click.IntRange(0), default=100, show_default=True, help="Resamples of the texts.")
+@click.option("--bootstrap", type=click.IntRange(1), default=100, show_default=True, help="Resamples of the texts.")
 @click.option("--seed", default=0, show_default=True, help="Of the order of texts and the resamples.")
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Draw a PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record on stdout.")

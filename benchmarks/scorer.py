@@ -45,7 +45,8 @@ from selector.drift.study import (
 from selector.edges import DRAFTED, SCORED
 from selector.errors import TraceError
 from selector.reliability import Reliability
-from selector.replaying.replay import largest_replayable, what_if
+from selector.replaying.caveats import what_if
+from selector.replaying.replay import largest_replayable
 from selector.scorer import Scorer, ScorerSettings, train_scorer
 from selector.scorer.preparing import split_texts
 from selector.scorer.study import EDGES, BudgetRow, ThroughputRow, judge_on, make_parts, study_budgets, study_throughput

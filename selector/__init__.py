@@ -9,7 +9,8 @@ from selector.pool import CandidatePool
 from selector.registry import POLICY_NAMES, parse_policy
 from selector.replaying.replay import Replay, replay
 from selector.selector import TreeSelector
-from selector.trace import Trace, TraceText, TraceWriter
+from selector.trace import Trace, TraceText
+from selector.tracewriter import TraceWriter
 from selector.tree import DraftTree
 from selector.trellis import Trellis
 from selector.tune import tune

@@ -47,12 +47,14 @@ def read_embedding(where: str | os.PathLike[str], name: str | None = None) -> ND
             found = _tensor_name(header, name, path)
             about = header[found]
             begin, end = about["data_offsets"]
+            if not 0 <= begin <= end <= os.fstat(stream.fileno()).st_size:
+                raise ValueError("its offsets lie outside of it")
             stream.seek(8 + size + begin)
             raw = stream.read(end - begin)
         return _widen(raw, about, found, path)
     except FileNotFoundError as error:
         raise ScorerError(f"no embedding at {path}", hint="name one with --embedding FILE.safetensors[:TENSOR]") from error
-    except (struct.error, ValueError, KeyError, TypeError, OSError) as error:
+    except (struct.error, ValueError, KeyError, TypeError, OSError, OverflowError, RecursionError) as error:
         raise ScorerError(f"{path} holds no readable embedding: {error}", hint="expected a safetensors file") from error
 
 
@@ -83,8 +85,12 @@ def _widen(raw: bytes, about: dict[str, Any], name: str, path: Path) -> NDArray[
     dtype, shape = about["dtype"], tuple(int(n) for n in about["shape"])
     if dtype not in _WIDTHS or len(shape) != 2:
         raise ScorerError(f"{path}: {name} must be a matrix of {', '.join(_WIDTHS)}, found {dtype} {shape}")
-    if len(raw) != _WIDTHS[dtype] * shape[0] * shape[1]:
+    if len(raw) != _WIDTHS[dtype] * shape[0] * shape[1] or not raw:
         raise ScorerError(f"{path}: {name} is cut short: {len(raw)} bytes for {shape} of {dtype}")
     if dtype == "BF16":
-        return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
-    return np.frombuffer(raw, "<f4" if dtype == "F32" else "<f2").astype(np.float32).reshape(shape)
+        table = (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
+    else:
+        table = np.frombuffer(raw, "<f4" if dtype == "F32" else "<f2").astype(np.float32).reshape(shape)
+    if not np.isfinite(table).all():
+        raise ScorerError(f"{path}: {name} holds values that are not finite")
+    return table

@@ -43,6 +43,8 @@ class ScorerFile:
         """Check that the file lies beside the plan; raises PlanError."""
         if not isinstance(self.file, str) or Path(self.file).name != self.file or self.file in ("", ".."):
             raise PlanError(f"a plan's scorer lies beside it, {self.file!r} is no plain file name", field="scorer")
+        if not isinstance(self.sha256, str) or not isinstance(self.identity, dict):
+            raise PlanError(f"a plan's scorer has sha256 and identity, got {self.sha256!r}, {self.identity!r}", field="scorer")
 
 
 @dataclass(frozen=True)

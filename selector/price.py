@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+PRIOR_TOKENS = 2.0  # of a round that a price found elsewhere is worth
+
 
 @dataclass
 class RunningRatio:
@@ -62,7 +64,8 @@ class PriceTracker:
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Take in one round or plain step: tokens committed and seconds spent."""
         if self._initial is not None and self._ratio.count == 0:
-            self._ratio.put_prior(self._initial, seconds, 4 * self.min_rounds)
+            # Rounds as the initial price has them: the first one's own seconds hold what is done only once.
+            self._ratio.put_prior(self._initial, PRIOR_TOKENS / self._initial, 4 * self.min_rounds)
         self._ratio.add(num_tokens, seconds)
 
     @property

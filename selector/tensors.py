@@ -35,12 +35,12 @@ def read_tensors(path: str | os.PathLike[str], schema: str, version: int) -> tup
     try:
         with safe_open(path, framework="numpy") as stream:
             about = json.loads((stream.metadata() or {}).get(_KEY, "{}"))
+            if not isinstance(about, dict):
+                raise FileFormatError(f"its description must be a JSON object, got {type(about).__name__}")
+            check_schema(about, schema, version, "its description")  # before the arrays: other files' may be large
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 - not a dict
     except FileNotFoundError:
         raise
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:  # TypeError: a dtype that numpy lacks
         raise FileFormatError(f"it cannot be read: {error}") from error
-    if not isinstance(about, dict):
-        raise FileFormatError(f"its description must be a JSON object, got {type(about).__name__}")
-    check_schema(about, schema, version, "its description")
     return about, tensors

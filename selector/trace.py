@@ -6,8 +6,6 @@ model. Files are safetensors with JSON metadata; nothing in them is ever execute
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from selector.errors import TraceError, TraceMismatch
 from selector.tensors import read_tensors, write_tensors
 
 SCHEMA, VERSION = "treebudget.trace", 2  # version 2 may hold the target's own distributions
+LOG_TOLERANCE = 0.01  # log-probabilities above 0 by less are rounding of half precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +65,22 @@ class TraceText:
         if ids is not None and logprobs is not None and (ids.ndim != 2 or ids.shape != logprobs.shape or len(ids) != anchors):
             shapes = ids.shape, logprobs.shape
             raise TraceError(f"text {self.key!r}: the target's distributions must be (A, M) for {anchors} anchors, got {shapes}")
+        self._check_values()
+
+    def _check_values(self) -> None:
+        """NaN is let through: a draft of NaN is one that was made."""
+        if self.num_anchors and self.draft_token_ids.shape[2] == 0:
+            raise TraceError(f"text {self.key!r}: {self.num_anchors} anchors list no candidates (K is 0)")
+        for name, lowest in (("token_ids", 0), ("draft_token_ids", -1), ("target_token_ids", -1)):
+            ids = getattr(self, name)
+            if ids is not None and ids.dtype.kind not in "iu":
+                raise TraceError(f"text {self.key!r}: {name} must be whole numbers, got {ids.dtype}")
+            if ids is not None and ids.size and not lowest <= ids.min() <= ids.max() < 2**31:
+                raise TraceError(f"text {self.key!r}: {name} from {ids.min()} to {ids.max()}; allowed are {lowest} to 2^31 - 1")
+        for name in ("draft_logprobs", "target_logprobs"):
+            logs = getattr(self, name)
+            if logs is not None and (logs.dtype.kind != "f" or (logs > LOG_TOLERANCE).any()):
+                raise TraceError(f"text {self.key!r}: {name} must be logarithms of probabilities, at most 0")
 
     @property
     def num_anchors(self) -> int:
@@ -144,6 +159,13 @@ class Trace:
         """The texts that hold a round: those of two generated tokens or more."""
         return Trace(self.identity, [text for text in self.texts if text.num_anchors >= 2])
 
+    def without_repeats(self) -> Trace:
+        """The texts without those whose prompt an earlier one has: fitted on one and judged on the other, nothing is held out."""
+        kept: dict[tuple[int, ...], int] = {}
+        for i, text in enumerate(self.texts):
+            kept.setdefault(tuple(text.token_ids[: text.num_prompt_tokens].tolist()), i)
+        return self if len(kept) == len(self.texts) else self.select(kept.values())
+
     @classmethod
     def merge(cls, traces: Sequence[Trace]) -> Trace:
         """All texts of traces of one identity, in order; raises TraceMismatch or TraceError."""
@@ -190,8 +212,9 @@ class Trace:
         except FileFormatError as error:
             raise TraceError(f"{path} is no trace: {error}", error.hint or "expected a file written by decoder trace") from error
         try:
+            _check_description(about)
             return cls(about["identity"], _split(about, tensors))
-        except (KeyError, IndexError, ValueError) as error:
+        except (KeyError, IndexError, ValueError, TypeError, AttributeError, TraceError) as error:
             raise TraceError(f"{path} contradicts itself: {error}") from error
 
 
@@ -199,8 +222,27 @@ def _join(arrays: Sequence[NDArray[Any]], dtype: Any, empty_shape: tuple[int, ..
     return np.ascontiguousarray(np.concatenate(arrays), dtype) if arrays else np.zeros(empty_shape, dtype)
 
 
+def _check_description(about: Mapping[str, Any]) -> None:
+    """Raise TraceError where the description of a trace is of other types than it should be."""
+    identity, keys, datasets, known = about["identity"], about["keys"], about["datasets"], about.get("has_target") or []
+    if not isinstance(identity, dict):
+        raise TraceError(f"its identity must be an object, got {identity!r}")
+    for name, kind in (("target", str), ("drafter", str), ("dtype", str), ("block_size", int), ("drafter_saw", int)):
+        value = identity.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
+            raise TraceError(f"{name} of its identity must be {'text' if kind is str else 'a whole number'}, got {value!r}")
+    for name, values, allowed in (("keys", keys, str), ("datasets", datasets, str | None), ("has_target", known, bool)):
+        if not isinstance(values, list) or not all(isinstance(value, allowed) for value in values):
+            raise TraceError(f"its {name} must be a list of {'true or false' if allowed is bool else 'texts'}")
+
+
 def _split(about: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> list[TraceText]:
     texts, start, anchor, row = [], 0, 0, 0
+    for name in ("text_lengths", "num_prompt_tokens"):
+        if tensors[name].ndim != 1 or tensors[name].dtype.kind not in "iu":
+            raise TraceError(f"{name} must be one whole number per text, got {tensors[name].dtype} {tensors[name].shape}")
     counts = zip(tensors["text_lengths"].tolist(), tensors["num_prompt_tokens"].tolist(), strict=True)
     targets = about.get("has_target") or [False] * len(about["keys"])  # version 1 has none
     for key, dataset, (length, prompt), known in zip(about["keys"], about["datasets"], counts, targets, strict=True):
@@ -210,52 +252,9 @@ def _split(about: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> lis
         own = (tensors["target_token_ids"][rows], tensors["target_logprobs"][rows]) if known else (None, None)
         texts.append(TraceText(key, dataset, prompt, tensors["token_ids"][tokens], *drafts, *own))
         start, anchor, row = tokens.stop, anchors.stop, rows.stop if known else row
+    used = {"token_ids": start, "draft_token_ids": anchor, "draft_logprobs": anchor}
+    used |= {name: row for name in ("target_token_ids", "target_logprobs") if name in tensors}
+    for name, count in used.items():
+        if len(tensors[name]) != count:
+            raise TraceError(f"its texts take {count} rows of {name}, it holds {len(tensors[name])}")
     return texts
-
-
-class TraceWriter:
-    """Writes texts as they come, each as a part file of its own, so that a killed trace loses only the text in flight.
-
-    Parts lie in `<path>.parts/`; `finish` merges them into `path` and removes them. Parts of another identity are
-    refused by name.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], identity: Mapping[str, Any]) -> None:
-        """Open the folder of parts, making it if need be; raises TraceMismatch if it holds parts of another identity."""
-        self.path = Path(path)
-        self.folder = self.path.with_name(self.path.name + ".parts")
-        self.identity = dict(identity)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._parts: dict[str, Path] = {}
-        for part in sorted(self.folder.glob("*.safetensors")):
-            trace = Trace.load(part)
-            # contexts last: they follow from the settings, of which one is to blame
-            for name in sorted(set(trace.identity) | set(self.identity), key=lambda name: (name == "context_tokens", name)):
-                if trace.identity.get(name) != self.identity.get(name):
-                    raise TraceMismatch(name, self.identity.get(name), trace.identity.get(name))
-            self._parts.update({text.key: part for text in trace.texts})
-
-    @property
-    def done_keys(self) -> set[str]:
-        """Keys of the texts that are on disk already."""
-        return set(self._parts)
-
-    def add(self, text: TraceText) -> None:
-        """Write one text at once; a key that is there already is replaced."""
-        digest = hashlib.sha256(text.key.encode("utf-8")).hexdigest()[:16]
-        part = self.folder / f"{digest}.safetensors"
-        Trace(self.identity, [text]).save(part)
-        self._parts[text.key] = part
-
-    def finish(self, keys: Sequence[str] | None = None) -> Trace:
-        """Merge the parts (in the order of `keys`, default sorted; others are left out) into `path`; returns the trace."""
-        order = sorted(self._parts) if keys is None else [key for key in keys if key in self._parts]
-        traces = [Trace.load(self._parts[key]) for key in order]
-        trace = Trace.merge(traces) if traces else Trace(self.identity, [])
-        trace.save(self.path)
-        for part in self.folder.iterdir():
-            if part.suffix in (".safetensors", ".tmp"):  # parts, and what a killed write left behind
-                part.unlink()
-        with contextlib.suppress(OSError):  # not empty: someone else's files stay
-            self.folder.rmdir()
-        return trace

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from selector.edges import CALIBRATED, DRAFTED, SCORED
 from selector.errors import TraceMismatch, TuneError
 from selector.plan import Plan
+from selector.replaying.caveats import what_if
 from selector.replaying.metrics import resamples
-from selector.replaying.replay import largest_replayable, what_if
+from selector.replaying.replay import largest_replayable
 from selector.scoring import EdgeScorer
 from selector.trace import Trace
 from selector.tuning.candidates import CANDIDATES, candidates, fit_candidate
@@ -28,8 +29,8 @@ from selector.tuning.training import TRAIN, TRAINING_SECONDS, Trainer, make_trai
 
 __all__ = ["CANDIDATES", "TRAINING_SECONDS", "candidates", "split_halves", "tune"]
 
-MIN_TEXTS = 4
-PLAN_FIELDS = ("target", "drafter", "block_size", "dtype", "target_sha256", "drafter_sha256")
+MIN_TEXTS, MIN_SCORER_TEXTS = 4, 8  # a scorer is trained on each half
+PLAN_FIELDS = ("target", "drafter", "block_size", "dtype", "target_sha256", "drafter_sha256", "prompts_sha256")
 FALLBACK = {
     "pause": "plain steps while drafting yields less than they do, probed again with back-off",
     "out_of_range": "the price of the nearest range of contexts, counted and said once",
@@ -71,12 +72,17 @@ def tune(
     Raises TuneError for fewer than 4 texts with two generated tokens or for overlap, TraceMismatch if trace and profile
     differ in block size.
     """
-    usable = trace.with_rounds()
+    usable = trace.with_rounds().without_repeats()
     notes = _refuse_unfit(trace, usable, cost, allow_overlap)
+    repeated = len(trace.with_rounds().texts) - len(usable.texts)
+    notes += [f"{repeated} texts were left out: they repeat the prompts of others"] if repeated else []
     if isinstance(scorer, str) and scorer != TRAIN:
         raise TuneError(f"scorer must be {TRAIN!r}, a scorer or None, got {scorer!r}")
     train, note = make_trainer(scorer, embedding, scorer_settings, trainer)
     notes += [note] if note else []
+    if train is not None and scorer == TRAIN and len(usable.texts) < MIN_SCORER_TEXTS:
+        train = None
+        notes.append(f"no scorer: to train one on each half {MIN_SCORER_TEXTS} texts are needed, there are {len(usable.texts)}")
     if train is not None and keep is not None and scorer == TRAIN:
         table = None if embedding is None else hashlib.sha256(np.ascontiguousarray(embedding).data).hexdigest()
         train = keeping(train, keep, (scorer_settings, table))
@@ -110,7 +116,8 @@ def _refuse_unfit(trace: Trace, usable: Trace, cost: Any, allow_overlap: bool) -
     """Raise for a trace that cannot be tuned on; returns notes on what is not known of it."""
     if len(usable.texts) < MIN_TEXTS:
         raise TuneError(
-            f"tuning needs at least {MIN_TEXTS} texts of two generated tokens or more, the trace has {len(usable.texts)}",
+            f"tuning needs at least {MIN_TEXTS} texts of two generated tokens or more, of as many prompts; the trace has "
+            f"{len(usable.texts)}",
             hint="record a trace over more prompts",
         )
     differing = what_if(trace.identity, cost)

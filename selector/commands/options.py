@@ -48,5 +48,5 @@ def load_plan(path: Path | None, trace: Trace) -> Plan | None:
 
 def table_console() -> Console:
     """A console for tables: as wide as the terminal, or wide enough where there is none."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=140)
+    console = Console(highlight=False, markup=False)  # names and paths may hold brackets
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=140)

@@ -7,11 +7,12 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from costmodel.clitools import emit_json, json_option, progress, quiet_option
+from costmodel.clitools import check_output, emit_json, json_option, progress, quiet_option
 from selector.commands.options import FILE, input_options, load_inputs, load_plan, table_console
 from selector.plan import Plan
 from selector.policies import Policy
 from selector.registry import POLICY_NAMES
+from selector.replaying.caveats import plan_notes, what_if_sentence
 from selector.replaying.replay import DEFAULT_POLICIES, Replay
 from selector.replaying.replay import replay as replay_trace
 
@@ -43,12 +44,16 @@ def replay(
     calibration, scale, scorer = (plan.calibration, plan.reach_scale, plan.load_scorer()) if plan else (None, 1.0, None)
     scoring, price = (plan.scoring_seconds, plan.charge) if plan else (0.0, None)
     max_nodes = plan.max_nodes if plan is not None and max_nodes is None else max_nodes
+    asked = asked_policies(policies, plan)
+    check_output(None if figures is None else figures / "rank.png")
     with progress("replay", quiet=quiet):
-        asked = asked_policies(policies, plan)
         result = replay_trace(
             trace, cost, asked, max_nodes, calibration, price, scale, scorer=scorer, scoring_seconds=scoring
         )
+    result.notes.extend(plan_notes(plan, trace.identity, cost))
     document, drawn = result.to_dict(), {}
+    if not as_json:
+        print_replay(result)
     if figures is not None:
         from selector.figures import write_figures
 
@@ -57,9 +62,7 @@ def replay(
         document["figures"] = drawn
     if as_json:
         emit_json(document)
-        return
-    print_replay(result, quiet)
-    for figure in drawn.values():
+    for figure in drawn.values() if not as_json else ():
         click.echo(f"figure: {figure['path']}")
 
 
@@ -73,7 +76,7 @@ def asked_policies(names: str, plan: Plan | None) -> list[str | Policy]:
     return [own if name in listed else name for name in asked] + ([] if listed else [own])
 
 
-def print_replay(result: Replay, quiet: bool) -> None:
+def print_replay(result: Replay) -> None:
     """All rows as one table, and what to know of them below it."""
     table = Table(title=f"Replay of {result.num_texts} texts, {result.provenance} profile, at most {result.max_nodes} nodes")
     for name in ("policy", "tokens/s", "tokens/round", "nodes", "x plain", "95 %", "vs chain", "vs fixed", "of gap"):
@@ -81,10 +84,11 @@ def print_replay(result: Replay, quiet: bool) -> None:
     following = [row.role for row in result.rows[1:]] + [""]
     for row, next_role in zip(result.rows, following, strict=True):
         low, high = row.speedup_interval
+        interval = f"{low:.3f}-{high:.3f}" if result.num_texts > 1 else "-"  # one text says nothing of others
         table.add_row(
             row.name + ("" if row.role == "asked" else f" ({row.role})" if row.role != row.name else ""),
             f"{row.tokens_per_second:.2f}", f"{row.tokens_per_round:.2f}", f"{row.mean_nodes:.1f}",
-            f"{row.speedup_over_plain:.3f}", f"{low:.3f}-{high:.3f}",
+            f"{row.speedup_over_plain:.3f}", interval,
             f"{row.gain_over_best_chain:+.1%}", f"{row.gain_over_best_fixed:+.1%}",
             "-" if row.share_of_gap is None else f"{row.share_of_gap:.1%}",
             end_section=row.role.startswith("best fixed") and next_role == "asked" or next_role == "limit of selection",
@@ -92,8 +96,6 @@ def print_replay(result: Replay, quiet: bool) -> None:
     out = table_console()
     out.print(table)
     if result.what_if:
-        pairs = "; ".join(f"{name} {pair[0]!r} traced, {pair[1]!r} profiled" for name, pair in result.what_if.items())
-        out.print(f"A what-if: trace and profile differ ({pairs}).")
-    if not quiet:
-        for line in result.notes:
-            out.print(line)
+        out.print(what_if_sentence(result.what_if))
+    for line in result.notes:
+        out.print(line)

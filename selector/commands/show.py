@@ -9,7 +9,9 @@ from rich.table import Table
 
 from costmodel.clitools import emit_json, json_option
 from selector.commands.options import table_console
+from selector.errors import PlanError
 from selector.plan import Plan
+from selector.replaying.caveats import what_if_sentence
 
 
 @click.command(epilog="Example: selector show plan.json")
@@ -27,12 +29,15 @@ def print_plan(plan: Plan, path: Path) -> None:
     table = Table(title="Judged on texts that were not fitted on")
     for name in ("candidate", "policies", "tokens/s", "tokens/round", "nodes", "x plain", "vs fixed"):
         table.add_column(name, justify="left" if name in ("candidate", "policies") else "right", no_wrap=True)
-    for row in plan.rows:
-        table.add_row(
-            row["name"], " / ".join(dict.fromkeys(row["policies"])), f"{row['tokens_per_second']:.2f}",
-            f"{row['tokens_per_round']:.2f}", f"{row['mean_nodes']:.1f}", f"{row['speedup_over_plain']:.3f}",
-            f"{row['gain_over_best_fixed']:+.1%}",
-        )  # fmt: skip
+    for place, row in enumerate(plan.rows):
+        try:
+            table.add_row(
+                row["name"], " / ".join(dict.fromkeys(row["policies"])), f"{row['tokens_per_second']:.2f}",
+                f"{row['tokens_per_round']:.2f}", f"{row['mean_nodes']:.1f}", f"{row['speedup_over_plain']:.3f}",
+                f"{row['gain_over_best_fixed']:+.1%}",
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise PlanError(f"plan: row {place} is malformed: {error!r}", field="rows") from error
     if plan.rows:
         out.print(table)
     for line in plan_lines(plan):
@@ -53,4 +58,7 @@ def plan_lines(plan: Plan) -> list[str]:
         lines.append(f"price by context tokens: {', '.join(parts)}")
     lines += [f"fallback ({when}): {what}" for when, what in plan.fallback.items()]
     lines.append(f"why: {plan.reason or 'no reason recorded'}")
+    differing = plan.identity.get("what_if")
+    if isinstance(differing, dict) and differing:
+        lines.append(what_if_sentence(differing))
     return lines + [f"note: {text}" for text in plan.notes]

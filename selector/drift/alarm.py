@@ -36,7 +36,8 @@ class DriftSettings:
 
     `exponent` was found on prompts for tuning, on texts kept from the scorer (`drift.study.critical_exponent`: 0.45 for
     blocks of 64 rounds, 0.75 for whole texts, 1.4 if rounds were independent). At 1, scorers that were better by 0.4 nats
-    a round were put aside for one odd text.
+    a round were put aside for one odd text. The number of rounds between false alarms holds where rounds are no more alike
+    than there: texts that differ more from each other need a smaller exponent.
     """
 
     rounds_between_false_alarms: float = 100_000.0
@@ -49,8 +50,11 @@ class DriftSettings:
 
     def __post_init__(self) -> None:
         """Check; raises ScorerError."""
-        if not self.rounds_between_false_alarms > 1 or min(self.first_pause, self.check_rounds) < 1:
+        counts = (self.first_pause, self.longest_pause, self.check_rounds)
+        if not 1 < self.rounds_between_false_alarms < math.inf or not all(1 <= count < math.inf for count in counts):
             raise ScorerError(f"drift settings: counts must be at least 1 and rounds between alarms above 1, got {self}")
+        if not all(0 < value < math.inf for value in (self.largest_step, self.proof)):
+            raise ScorerError(f"drift settings: largest_step and proof must be above 0, got {self}")
         if not 0 < self.exponent <= 1:
             raise ScorerError(f"drift settings: the exponent must lie in (0, 1], got {self.exponent}")
 
@@ -133,8 +137,9 @@ class DriftAlarm:
         rounds, worse = self._since, -self._total / self._since
         text = (
             f"the scorer predicts the target worse than the draft's probabilities, by {worse:.3f} nats per round over "
-            f"the last {rounds} rounds: it is not used for the next {self._pause} rounds (were these prompts unlike those "
-            "it was trained on? train it on a trace of such prompts: selector tune)"
+            f"the last {rounds} rounds: it is not used for the next {self._pause} rounds and a check of "
+            f"{self.settings.check_rounds} after them (were these prompts unlike those it was trained on? train it on a trace of "
+            "such prompts: selector tune)"
         )
         event = DriftEvent("fell_back", self.num_rounds, -worse, text)
         self.num_alarms += 1
@@ -206,7 +211,8 @@ def accepted_log_likelihoods(
         columns = np.flatnonzero(drafted_ids[depth] == tree.token_ids[slot])
         edge = math.exp(drafted_log_probs[depth, columns[0]]) if len(columns) else 0.0
         reach[slot] = reach[tree.parents[slot]] * edge
-    chances = [np.bincount(tree.depths, values) for values in (np.asarray(tree.reach, float), reach)]
+    size = num_accepted + 2  # more accepted than the tree is deep has a chance of 0
+    chances = [np.bincount(tree.depths, values, size) for values in (np.asarray(tree.reach, float), reach)]
     exact = [at_least[num_accepted] - (at_least[num_accepted + 1 :][:1].sum()) for at_least in chances]
     return max(math.log(max(exact[0], 1e-300)), LOG_SMALLEST), max(math.log(max(exact[1], 1e-300)), LOG_SMALLEST)
 

@@ -75,7 +75,8 @@ class Explanation:
         committed_token_ids: what the round yields: accepted nodes and the bonus token.
         nodes: the tree by slot. left_out: the next candidates in the order of reach. siblings: beside every node of the
         target's path (and where it left the tree) the best candidates left out.
-        divergence: where the target left the tree. provenance: of the profile. identity: of the trace.
+        divergence: where the target left the tree. provenance: of the profile. identity: of the trace. what_if: fields in
+        which trace and profile differ, as {field: [trace, profile]}. notes: what else is to be known.
     """
 
     key: str
@@ -101,6 +102,8 @@ class Explanation:
     divergence: Divergence
     provenance: str
     identity: dict[str, Any] = field(default_factory=dict)
+    what_if: dict[str, list[Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def num_accepted(self) -> int:

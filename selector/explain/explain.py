@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from selector.calibration import Calibration
 from selector.edges import CALIBRATED, DRAFTED, SCORED
@@ -15,6 +18,7 @@ from selector.plan import Plan
 from selector.policies import SCALED_POLICIES, Policy, RoundInputs
 from selector.price import RangedPrice
 from selector.registry import parse_policy
+from selector.replaying.caveats import plan_notes, what_if
 from selector.replaying.orders import Orders, build_orders
 from selector.replaying.playing import accepted_nodes
 from selector.replaying.replay import largest_replayable
@@ -76,6 +80,8 @@ def explain(
     """
     if anchor is not None and round_number is not None:
         raise ExplainError("give an anchor or a round, not both")
+    if price is not None and not (policy == "priced" and 0 < price < 1e12):
+        raise ExplainError(f"a price is a number above 0 for the policy priced, got {price} for {policy}")
     index = _text_index(trace, text)
     max_nodes = plan.max_nodes if plan is not None and max_nodes is None else max_nodes
     scorer, calibration = (plan.load_scorer(), plan.calibration) if plan is not None else (None, None)
@@ -86,16 +92,21 @@ def explain(
         prices, source = _prices(trace, cost, plan, price, max_nodes, calibration, scorer)
     orders = build_orders(trace.select([index]), largest_replayable(cost, max_nodes), calibration, scorer)
     curves = build_curves(orders, cost).plus(plan.scoring_seconds if plan is not None and scorer is not None else 0.0)
+    if not chosen.drafts:  # a plain step drafts and scores nothing
+        curves = replace(curves, table=np.repeat(curves.plain[:, None], curves.table.shape[1], axis=1))
     setting = _Setting(chosen, orders, curves, prices, scale)
     at, number = _anchor(setting, anchor, round_number, trace.texts[index].key)
-    return _account(setting, at, number, trace, index, source, getattr(cost, "provenance", "measured"))
+    account = _account(setting, at, number, trace, index, source, getattr(cost, "provenance", "measured"))
+    return replace(account, what_if=what_if(trace.identity, cost), notes=plan_notes(plan, trace.identity, cost))
 
 
 def _text_index(trace: Trace, text: str | int) -> int:
     keys = [item.key for item in trace.texts]
     if text in keys:
         return keys.index(str(text))
-    if isinstance(text, int) or str(text).lstrip("-").isdigit():
+    if not keys:
+        raise ExplainError("the trace holds no text")
+    if isinstance(text, int) or re.fullmatch(r"-?[0-9]+", str(text)):
         if 0 <= int(text) < len(keys):
             return int(text)
         raise ExplainError(f"text {text} is not in the trace, which holds texts 0 to {len(keys) - 1}")

@@ -85,15 +85,16 @@ class Ledger:
     def _why(self, index: int) -> str:
         """Why the tree does not go on to this candidate."""
         n, rank = self.tree.num_nodes, self.rank[index]
+        largest = f"a tree may have {n} nodes at most (--max-nodes, or the end of the profile)"
         if self.name == "plain":
             return "plain decoding drafts nothing"
         if self.name.startswith("chain"):
             return f"not among the chain's {n} nodes"
         if self.name.startswith("fixed"):
-            return f"the budget is {n} nodes"
+            return f"the budget is {n} nodes" if n < len(self.seconds) - 1 or self.name == f"fixed:{n}" else largest
         fits = min(rank + 1, len(self.seconds) - 1 - n)
         if fits < 1:
-            return f"a tree may have {n} nodes at most (--max-nodes, or the end of the profile)"
+            return largest
         brings = self.scale * float(self.order.reach[self.outside[:fits]].sum())
         costs = self.price * float(self.seconds[n + fits] - self.seconds[n])
         upto = "it" if rank == 0 else f"the {fits} up to it" if fits > rank else f"the {fits} before it that fit"

@@ -10,7 +10,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from selector.explain.account import Explanation, NodeAccount
-from selector.explain.tokens import TokenNames
+from selector.explain.tokens import TokenNames, printable
+from selector.replaying.caveats import what_if_sentence
 
 
 def print_explanation(account: Explanation, names: TokenNames, out: Console) -> None:
@@ -33,10 +34,13 @@ def headline(account: Explanation, names: TokenNames) -> list[str]:
     which = f"anchor {account.anchor}" if number is None else f"round {number} (anchor {account.anchor})"
     before = names.text([*account.context_token_ids, account.root_token_id], spaces=True)
     scaled = f", reach scaled by {account.reach_scale:.3f}" if account.reach_scale != 1 else ""
+    caveats = [what_if_sentence(account.what_if)] if account.what_if else []
     return [
-        f"{account.key}, {which}, {account.context_tokens} context tokens" + (f": …{before}" if before else ""),
+        f"{printable(account.key)}, {which}, {account.context_tokens} context tokens" + (f": …{before}" if before else ""),
         f"policy {account.policy} ({account.status}), {account.edges} probabilities{scaled}; "
-        f"a second costs {account.price:.2f} tokens ({account.price_from})",
+        f"a second costs {account.price:.2f} tokens ({account.price_from}); {account.provenance} profile",
+        *caveats,
+        *account.notes,
     ]
 
 

@@ -30,7 +30,12 @@ class TokenNames:
             return ""
         spelled = {**SPELLED, " ": " "} if spaces else SPELLED
         characters = [spelled.get(character, character) for character in self._decode(token_ids)]
-        return "".join(character if character.isprintable() else f"\\x{ord(character):02x}" for character in characters)
+        return printable("".join(characters))
+
+
+def printable(text: str) -> str:
+    """Text without anything a terminal would obey, such characters as escapes."""
+    return "".join(character if character.isprintable() else f"\\x{ord(character):02x}" for character in text)
 
 
 def tokenizer_file(name: str) -> Path:

@@ -10,7 +10,7 @@ from selector.figures.style import BLUE, GREEN, GREY, INK, MUTED, ORANGE, PURPLE
 
 CEILING_MARKERS = {"limit of selection": ("*", GREEN), "limit of drafting": ("D", PURPLE)}
 _LOWEST_SHARE = -30.0  # of the gap, in percent: what lies below is cut off and says so
-ROLE_COLOURS = {"plain": INK, "best chain": ORANGE, "best fixed": SKY, "asked": BLUE}
+ROLE_COLOURS = {"plain": INK, "best chain": ORANGE, "best fixed": SKY, "best fixed as drafted": SKY, "asked": BLUE}
 
 
 def draw_ranks(axes: Any, numbers: dict[str, Any]) -> None:
@@ -86,7 +86,8 @@ def draw_efficiency(axes: Any, fixed: dict[str, Any], chain: dict[str, Any], pol
     """Accepted nodes per verified one against the budget: fixed trees, chains, and where each policy lies on average."""
     axes.plot(fixed["nodes"], _percent(fixed), "-", color=SKY, lw=1.8, label="fixed: best n nodes")
     axes.plot(chain["nodes"], _percent(chain), "-", color=ORANGE, lw=1.8, label="chain of n nodes")
-    points = [row for row in policies if row["role"] == "asked" and not row["name"].startswith(("fixed", "chain", "plain"))]
+    asked = [row for row in policies if row["role"] == "asked" and not row["name"].startswith(("fixed", "chain", "plain"))]
+    points = [row for row in asked if row["acceptance_rate"] is not None]  # the others verified nothing
     for row in points:
         axes.plot([row["mean_nodes"]], [100 * row["acceptance_rate"]], "o", ms=6, color=BLUE, mec="white", mew=0.8)
     spots = [Spot(row["mean_nodes"], 100 * row["acceptance_rate"], row["name"], BLUE) for row in points]
@@ -128,7 +129,7 @@ def draw_throughput(
     axes.margins(0.13, 0.13)
     axes.set_xlabel("tokens per round (accepted nodes and the bonus token)")
     axes.set_ylabel("tokens per second")
-    axes.legend(loc="lower left" if named else "lower right")
+    axes.legend(loc="lower right")  # plain decoding lies lower left
     label_points(axes, spots, [(columns["tokens_per_round"], columns["tokens_per_second"]) for columns in (fixed, chain)])
 
 

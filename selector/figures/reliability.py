@@ -13,7 +13,7 @@ from selector.scoring import EdgeScorer, score_chunks
 from selector.trace import Trace
 
 MIN_COUNT = 20  # predictions in a bin; fewer say nothing
-_MAX_EDGES = 2**25  # kept at once; of a longer trace the first texts are used
+_MAX_EDGES = 2**25  # kept at once; of a longer trace every n-th text is used
 _COLOURS = {"as drafted": ORANGE, "calibrated": BLUE, "scorer": GREEN}
 
 
@@ -26,7 +26,8 @@ def reliability_numbers(trace: Trace, calibration: Calibration | None, scorer: E
     from selector.scorer.samples import collect
 
     k = trace.top_k if scorer is None else min(trace.top_k, scorer.top_k)
-    samples = collect(_shortened(trace, k if scorer is None else k * k), k)
+    used = _shortened(trace, k if scorer is None else k * k)
+    samples = collect(used, k)
     predictors: dict[str, NDArray[np.float64]] = {"as drafted": samples.log_probs}
     if calibration is not None:
         predictors["calibrated"] = calibration.apply_to_batch(samples.log_probs)
@@ -44,13 +45,14 @@ def reliability_numbers(trace: Trace, calibration: Calibration | None, scorer: E
         }
         for (name, split), bins in judged.bins.items()
     ]
-    return {"splits": list(SPLITS), "top_k": k, "num_anchors": len(samples.token_ids), "curves": curves, **judged.to_dict()}
+    counts = {"num_anchors": len(samples.token_ids), "num_texts": len(used.texts), "num_texts_of_trace": len(trace.texts)}
+    return {"splits": list(SPLITS), "top_k": k, **counts, "curves": curves, **judged.to_dict()}
 
 
 def _shortened(trace: Trace, edges_per_row: int) -> Trace:
-    """The first texts of a trace, as many as fit."""
-    sizes = np.cumsum([text.num_anchors for text in trace.texts]) * trace.depth * edges_per_row
-    return trace.select(range(max(int((sizes <= _MAX_EDGES).sum()), 1))) if len(trace.texts) else trace
+    """Every n-th text of a trace, as many as fit."""
+    step = max(1, -(-trace.num_generated_tokens * trace.depth * edges_per_row // _MAX_EDGES))
+    return trace.select(range(0, len(trace.texts), step))
 
 
 def draw_reliability(panels: list[Any], numbers: dict[str, Any]) -> None:

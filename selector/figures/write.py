@@ -12,6 +12,7 @@ from selector.figures import draw
 from selector.figures.numbers import COVERAGE_BUDGETS, coverage, rank_shares, stage_seconds, sweep
 from selector.figures.reliability import draw_reliability, reliability_numbers
 from selector.figures.style import house_style, new_figure, picture_ending, provenance, save_figure
+from selector.replaying.caveats import TUNED_ON_THESE
 from selector.replaying.orders import build_orders
 from selector.replaying.replay import Replay
 from selector.replaying.rounds import build_curves
@@ -47,6 +48,8 @@ def write_figures(
     target, footer = Path(folder), provenance(trace.identity, cost, result.num_texts)
     if result.what_if:
         footer += "  |  a what-if: trace and profile differ in " + ", ".join(result.what_if)
+    if TUNED_ON_THESE in result.notes:
+        footer += "  |  tuned on these very texts"
     orders = build_orders(trace, result.max_nodes, calibration, scorer)
     scoring = scoring_seconds if scorer is not None else 0.0
     curves = build_curves(orders, cost).plus(scoring)
@@ -61,12 +64,13 @@ def write_figures(
         "gap": {"policies": rows},
         "reliability": reliability_numbers(trace, calibration, scorer),
     }
-    written = {}
-    for name, figure in _FIGURES.items():
-        with house_style():
-            path = save_figure(figure(numbers[name], footer, trace), target / f"{name}.{ending}")
-        written[name] = {"path": str(path), "numbers": numbers[name]}
-        advance(1, name)
+    with house_style():
+        drawn = {name: figure(numbers[name], footer, trace) for name, figure in _FIGURES.items()}  # all before any is written
+        written = {}
+        for name, picture in drawn.items():
+            path = save_figure(picture, target / f"{name}.{ending}")
+            written[name] = {"path": str(path), "numbers": numbers[name]}
+            advance(1, name)
     return written
 
 
@@ -134,6 +138,8 @@ def _reliability(numbers: dict[str, Any], footer: str, trace: Trace) -> Any:
         "How often candidates were accepted, by the chance they were given, over all prefixes that the text reached; dotted is "
         "honest. On chain: the parent is the root or the drafter's first candidate. Error: tokens misjudged per reached prefix."
     )
+    if numbers["num_texts"] < numbers["num_texts_of_trace"]:
+        caption += f" Of {numbers['num_texts']} of the texts, spread evenly."
     figure, panels = new_figure("Do the chances of acceptance come true?", caption, footer, panels=3, size=(11.0, 4.6))
     draw_reliability(panels, numbers)
     return figure

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from profiles.errors import UsageError
 from selector.calibration import Calibration
 from selector.errors import CostCurveError, TraceError
 from selector.load.curves import LoadCurves, load_curves
 from selector.load.play import best_uniform, merged_at_fixed_point, play_load, text_queue
 from selector.policies import is_flat
+from selector.replaying.caveats import what_if
 from selector.replaying.orders import Orders, build_orders
-from selector.replaying.replay import largest_replayable, what_if
+from selector.replaying.replay import largest_replayable
 from selector.trace import Trace
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -92,6 +94,8 @@ def study_load(
 
     Raises TraceError if no text has two generated tokens, CostCurveError where a batch costs the same for every budget.
     """
+    if num_bootstrap < 1 or not all(isinstance(batch, int) and batch >= 1 for batch in batches):
+        raise UsageError(f"num_bootstrap and batches are whole numbers of at least 1, got {num_bootstrap} and {batches}")
     trace = trace.with_rounds()  # another text gives nothing to resample
     if not trace.texts:
         raise TraceError("no text of the trace has two generated tokens, so there is nothing to play")
@@ -131,7 +135,7 @@ def _study_batch(orders: Orders, curves: LoadCurves, num_bootstrap: int, seed: i
             play_load(orders, curves, again, "uniform", uniform.budget or 0).tokens_per_second,
             play_load(orders, curves, again, "merged", 0, merged.price or 0.0, merged.reach_scale).tokens_per_second,
         ])  # fmt: skip
-    rates = np.array(samples or [[r.tokens_per_second for r in (plain, uniform, merged)]])
+    rates = np.array(samples)
 
     def interval(over: int, under: int, less: float = 0.0) -> Interval:
         ends = np.quantile(rates[:, over] / rates[:, under], [0.025, 0.975]) - less

@@ -11,6 +11,7 @@ from selector.errors import TraceError
 from selector.policies import FixedShape, Policy
 from selector.price import PriceRange, prices_at
 from selector.registry import parse_policy
+from selector.replaying.caveats import trace_notes, what_if
 from selector.replaying.ceilings import play_oracle
 from selector.replaying.metrics import resamples
 from selector.replaying.orders import Orders, build_orders
@@ -23,7 +24,6 @@ from selector.trace import Trace
 DEFAULT_POLICIES = ("chain", "fixed:8", "fixed:16", "unimodal", "exact", "priced")
 DEFAULT_MAX_NODES = 256
 BUDGET_GRID = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 63, 64, 80, 96, 127, 128, 160, 192, 224, 255, 256)
-WHAT_IF_FIELDS = ("device", "target", "drafter", "dtype", "block_size", "attention", "engine", "mode")
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,6 @@ def best_fixed(orders: Orders, curves: Curves, grid: Iterable[int] = BUDGET_GRID
     """The fixed number of nodes with the highest throughput on this trace, over a grid of budgets."""
     budgets = [n for n in grid if n <= orders.max_nodes] or [max(1, orders.max_nodes)]
     return max((play(FixedShape("fixed", n), orders, curves) for n in budgets), key=lambda rounds: rounds.tokens_per_second)
-
-
-def what_if(trace_identity: dict[str, Any], cost: Any) -> dict[str, list[Any]]:
-    """Fields in which trace and profile differ, as {field: [trace, profile]}; unknown on either side is no difference."""
-    profile = getattr(cost, "identity", None)
-    pairs = {name: [trace_identity.get(name), getattr(profile, name, None)] for name in WHAT_IF_FIELDS}
-    return {name: pair for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]}
 
 
 def replay(
@@ -125,6 +118,7 @@ def replay(
     labels = [text.dataset for text in trace.texts]
     rows = [make_row(rounds, role, base, weights, labels, trace.depth) for rounds, role in played]
     notes = ["the cost curve is flat: policies by cost take as many nodes as the draft is deep"] if curves.flat else []
+    notes += trace_notes(trace)
     if scorer is not None:
         notes.append(f"edges are scored, for {1e3 * scoring_seconds:.3f} ms a round; the ceilings do without")
     return Replay(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from selector.errors import ScorerError
@@ -63,15 +64,18 @@ class ScorerSettings:
             "max_steps",
             "patience",
         ):
-            if getattr(self, name) < 1:
-                raise ScorerError(f"scorer settings: {name} must be at least 1, got {getattr(self, name)}")
-        if self.calibration_folds < 0:
-            raise ScorerError(f"scorer settings: calibration_folds must not be negative, got {self.calibration_folds}")
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ScorerError(f"scorer settings: {name} must be at least 1 and whole, got {getattr(self, name)}")
+        for name in ("calibration_folds", "seed"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
+                raise ScorerError(f"scorer settings: {name} must not be negative and whole, got {getattr(self, name)}")
         for name in ("kl_weight", "reach_weight", "weight_decay", "learning_rate", "max_seconds", "sharpening"):
-            if not getattr(self, name) >= 0:
-                raise ScorerError(f"scorer settings: {name} must not be negative, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not value >= 0 or (value == math.inf and name != "sharpening"):
+                raise ScorerError(f"scorer settings: {name} must not be negative or without end, got {value}")
         for name in ("soft_share", "unvisited_weight", "dropout", "averaging", "validation_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ScorerError(f"scorer settings: {name} must lie in [0, 1], got {getattr(self, name)}")
+            value, open_end = getattr(self, name), name in ("dropout", "averaging", "validation_share")  # 1 would learn nothing
+            if not 0 <= value <= 1 or (open_end and value == 1):
+                raise ScorerError(f"scorer settings: {name} must lie in [0, 1{')' if open_end else ']'}, got {value}")
         if self.kl_weight + self.reach_weight <= 0:
             raise ScorerError("scorer settings: kl_weight and reach_weight are both 0, nothing would be learned")

@@ -66,8 +66,8 @@ def train_scorer(
 
 
 def _usable(trace: Trace, table: NDArray[Any]) -> Trace:
-    """The texts that a round can start in; raises ScorerError for too few, or an embedding that does not hold their tokens."""
-    usable = trace.with_rounds()
+    """The texts that a round can start in, one per prompt; ScorerError for too few, or an embedding without their tokens."""
+    usable = trace.with_rounds().without_repeats()
     if len(usable.texts) < MIN_TEXTS:
         raise ScorerError(
             f"a scorer needs at least {MIN_TEXTS} texts of two generated tokens or more, the trace has {len(usable.texts)}",
@@ -76,6 +76,8 @@ def _usable(trace: Trace, table: NDArray[Any]) -> Trace:
     highest = max(int(max(text.token_ids.max(), text.draft_token_ids.max())) for text in usable.texts)
     if table.ndim != 2 or highest >= len(table):
         raise ScorerError(f"the embedding must be (vocab, hidden) with a row for token {highest}, got shape {table.shape}")
+    if not np.isfinite(table).all():
+        raise ScorerError("the embedding holds values that are not finite")
     return usable
 
 

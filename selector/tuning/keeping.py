@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def forget(folder: Path) -> None:
     """Remove what was kept, and the folder if nothing else is in it."""
     if folder.is_dir():
         for file in folder.iterdir():
-            if file.suffix in (".json", ".safetensors", ".tmp"):
+            if re.fullmatch(r"\.?[0-9a-f]{32}\.(json|safetensors).*", file.name):  # with what a killed write left behind
                 file.unlink()
         if not any(folder.iterdir()):
             folder.rmdir()

@@ -68,6 +68,43 @@ def test_replay_with_a_plan_replays_the_plans_policy_with_its_settings(machine):
     assert next(row for row in rows if row["name"] == "taps:3")["mean_nodes"] <= 3
 
 
+def test_replay_says_where_a_plan_was_tuned_on_the_very_texts(machine):
+    trace = markov_trace(num_texts=6, length=30)
+    path = str(Plan("exact", identity={"prompts_sha256": "same"}).save(machine / "plan.json"))
+    for sha, said in (("same", True), ("other", False)):
+        replace(trace, identity=trace.identity | {"prompts_sha256": sha}).save(default_trace_path())
+        result = run("replay", "--plan", path, "--policies", "exact", "--quiet")
+        assert result.exit_code == 0 and ("tuned on these very texts" in " ".join(result.stdout.split())) == said
+    assert run("tune", "--scorer", "none", "--quiet").exit_code == 0
+    assert json.loads(default_plan_path().read_text())["identity"]["prompts_sha256"] == "other"
+
+
+def test_figures_that_cannot_be_written_and_drafts_of_nan(machine):
+    result = run("replay", "--policies", "exact", "--figures", "/dev/null")
+    assert result.exit_code == 2 and "cannot be written" in result.stderr
+    trace = markov_trace(num_texts=6, length=30)
+    trace.texts[0].draft_logprobs[:3, 0] = np.nan
+    trace.save(default_trace_path())
+    assert "3 of 180 drafts hold NaN" in run("replay", "--policies", "exact", "-q").stdout
+    trace.select([1]).save(default_trace_path())
+    row = next(line for line in run("replay", "--policies", "exact", "-q").stdout.splitlines() if "exact" in line)
+    assert row.split("\u2502")[6].strip() == "-"  # one text, no interval
+
+
+def test_odd_plans_and_brackets_are_shown_or_refused(machine):
+    numbers = ("tokens_per_second", "tokens_per_round", "mean_nodes", "speedup_over_plain", "gain_over_best_fixed")
+    rows = [{"name": "[/x] fixed", "policies": ["a [/red] b"], **dict.fromkeys(numbers, 1.0)}]
+    folder = machine / "[red]dir"
+    path = Plan("exact", rows=rows, reason="a [/red] b", identity={"what_if": {"dtype": ["a", "b"]}}).save(folder / "plan.json")
+    shown = run("show", str(path))
+    assert shown.exit_code == 0 and "why: a [/red] b" in shown.stdout and f"plan: {path}" in shown.stdout
+    assert "A what-if: trace and profile differ (dtype 'a' in the trace, 'b' in the profile)." in shown.stdout
+    for wrong in ([{}], [1], [{**rows[0], "tokens_per_second": "a"}], [{**rows[0], "mean_nodes": None}]):
+        path = Plan("exact", rows=wrong).save(machine / "odd.json")
+        result = run("show", str(path))
+        assert result.exit_code == 1 and "row 0 is malformed" in result.stderr
+
+
 def test_a_plan_of_another_drafter_and_an_output_that_cannot_be_written_are_refused(machine):
     path = str(Plan("exact", identity={"drafter": "other"}).save(machine / "plan.json"))
     for command in (("replay",), ("explain", "--policy", "exact")):

@@ -123,6 +123,21 @@ def test_numbers_accepted_have_likelihoods_that_sum_to_one(seed: int, depth: int
     assert sum(math.exp(scorer) for scorer, _ in pairs) == pytest.approx(1.0, abs=1e-6)
 
 
+def test_more_accepted_than_the_tree_is_deep_is_impossible() -> None:
+    tree = DraftTree.from_expansion(expand(Trellis.from_probabilities([[1, 2, 3]], [[0.3, 0.2, 0.1]]), 3), "budget")
+    raw = np.log([[0.3, 0.2, 0.1]])
+    assert accepted_log_likelihoods(tree, 2, np.array([[1, 2, 3]]), raw) == (-23.0, -23.0)
+
+
+@pytest.mark.parametrize("wrong", [
+    {"proof": float("nan")}, {"proof": -5.0}, {"largest_step": -1.0}, {"largest_step": float("nan")}, {"longest_pause": 0},
+    {"rounds_between_false_alarms": float("inf")}, {"first_pause": float("nan")}, {"exponent": 0.0},
+])  # fmt: skip
+def test_settings_that_would_silence_the_alarm_are_refused(wrong) -> None:
+    with pytest.raises(ScorerError, match="drift settings"):
+        DriftSettings(**wrong)
+
+
 def test_number_accepted_by_hand() -> None:
     """A chain of two by the scorer .9, .5; by the draft .6, .5: one accepted has chance .45 and .30."""
     ids, drafted = np.array([[3, 4], [5, 6]]), np.log(np.array([[0.6, 0.4], [0.5, 0.5]]))

@@ -71,6 +71,22 @@ def test_what_is_no_embedding_is_refused(tmp_path):
         read_embedding(tmp_path)
 
 
+def test_values_and_offsets_that_are_none_are_refused(tmp_path):
+    path = tmp_path / "e.safetensors"
+    for value in (np.nan, np.inf):
+        table = TABLE.copy()
+        table[3, 1] = value
+        save_file({NAME: table}, path)
+        with pytest.raises(ScorerError, match="not finite"):
+            read_embedding(path)
+    for about in ({"shape": [7, 4], "data_offsets": [0, 10**18]}, {"shape": [float("inf"), 4], "data_offsets": [0, 0]},
+                  {"shape": [7, 0], "data_offsets": [0, 0]}):  # fmt: skip
+        header = json.dumps({NAME: {"dtype": "F32", **about}}).encode()
+        path.write_bytes(struct.pack("<Q", len(header)) + header)
+        with pytest.raises(ScorerError):
+            read_embedding(path)
+
+
 def test_the_target_of_this_machine_is_found(tmp_path, monkeypatch):
     monkeypatch.setenv("TREEBUDGET_CACHE", str(tmp_path))
     assert find_embedding("toy") is None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ from rich.console import Console
 
 from costmodel import CostModel
 from costmodel.clitools import to_jsonable
+from costmodel.identity import Identity
 from selector.explain import ExplainError, explain
 from selector.explain.picture import draw_explanation, drawn_nodes, layout
-from selector.explain.terminal import print_explanation
+from selector.explain.terminal import headline, print_explanation
 from selector.explain.tokens import TokenNames, load_names, tokenizer_file
 from selector.figures import FigureError
 from selector.plan import Plan
@@ -77,6 +79,7 @@ def test_where_the_target_goes_is_said_in_every_case():
 @pytest.mark.parametrize("name", POLICIES)
 def test_rounds_are_those_of_replay(name):
     trace, cost = markov_trace(num_texts=3, length=20), cost_model()
+    price = 18.0 if name == "priced" else None
     single = build_orders(trace.select([1]), 16)
     curves = build_curves(single, cost)
     if name in ("taps", "smart"):
@@ -86,13 +89,12 @@ def test_rounds_are_those_of_replay(name):
     else:
         rounds = play(parse_policy(name), single, curves, price=18.0, adapt=False)
     for number, anchor in enumerate(rounds.visited.tolist()):
-        account = explain(trace, cost, name, text="text-1", round_number=number, price=18.0)
+        account = explain(trace, cost, name, text="text-1", round_number=number, price=price)
         assert (account.anchor, account.round_number) == (anchor, number)
         assert (len(account.nodes), account.num_accepted) == (rounds.nodes[number], rounds.accepted[number])
-        if name != "plain":
-            assert account.round_seconds == pytest.approx(rounds.seconds[number])
+        assert account.round_seconds == pytest.approx(rounds.seconds[number])  # of plain decoding, a step that drafts nothing
     with pytest.raises(ExplainError, match=f"rounds 0 to {number}"):
-        explain(trace, cost, name, text=1, round_number=number + 1, price=18.0)
+        explain(trace, cost, name, text=1, round_number=number + 1, price=price)
 
 
 @pytest.mark.parametrize("name", ["exact", "priced"])
@@ -121,6 +123,31 @@ def test_the_price_of_a_whole_trace_is_replays():
     assert account.price_from == "replay's fixed point on this trace"
     orders = build_orders(trace, 16)
     assert account.price == pytest.approx(play(parse_policy("priced"), orders, build_curves(orders, cost)).price)
+
+
+def test_what_was_asked_wrongly_is_said():
+    trace, cost = markov_trace(num_texts=2, length=12), cost_model()
+    for text in ("\u00b2", "--5"):
+        with pytest.raises(ExplainError, match="no text"):
+            explain(trace, cost, text=text)
+    with pytest.raises(ExplainError, match="holds no text"):
+        explain(Trace({}, []), cost)
+    for policy, price in (("exact", 5.0), ("priced", float("nan")), ("priced", 1e300)):
+        with pytest.raises(ExplainError, match="above 0 for the policy priced"):
+            explain(trace, cost, policy, price=price)
+    largest = explain(trace, cost, "fixed:99999", max_nodes=2)
+    assert all("at most (--max-nodes" in str(node.why) for node in largest.left_out)
+
+
+def test_where_trace_profile_and_plan_differ_is_said():
+    trace = replace(markov_trace(num_texts=2, length=12), identity={"target": "toy", "prompts_sha256": "abc"})
+    cost = CostModel(replace(cost_model().profile, identity=Identity(device="gpu", target="other"), provenance="composed"))
+    plan = Plan("exact", identity={"device": "cpu", "prompts_sha256": "abc"})
+    account = explain(trace, cost, "exact", plan=plan)
+    lines = headline(replace(account, key="a\x1b[31m"), TokenNames())
+    assert lines[0].startswith("a\\x1b[31m, ") and lines[1].endswith("; composed profile")
+    assert lines[2] == "A what-if: trace and profile differ (target 'toy' in the trace, 'other' in the profile)."
+    assert "tuned on these very texts" in lines[3] and "device 'cpu' in the plan, 'gpu' in the profile" in lines[4]
 
 
 def test_wrong_places_are_refused():

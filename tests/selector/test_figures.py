@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +142,23 @@ def test_a_trace_of_one_short_text_can_be_drawn(tmp_path):
     result = replay(trace, CostModel.from_points([1, 2], [0.05, 0.06]), ["exact"], num_bootstrap=2)
     written = write_figures(result, trace, CostModel.from_points([1, 2], [0.05, 0.06]), tmp_path)
     assert all(Path(figure["path"]).read_bytes().startswith(b"\x89PNG") for figure in written.values())
+
+
+def test_a_drafter_too_weak_to_draft_with_can_be_drawn(tmp_path):
+    """Every candidate has a chance of a thousandth: `unimodal` verifies nothing, so nothing is accepted per node."""
+    trace = markov_trace(num_texts=3, length=10)
+    texts = [replace(text, draft_logprobs=np.full_like(text.draft_logprobs, np.log(1e-3))) for text in trace.texts]
+    weak, cost = Trace(trace.identity, texts), cost_model()
+    result = replay(weak, cost, ["unimodal"], num_bootstrap=5)
+    assert result.row("unimodal").acceptance_rate is None
+    assert set(write_figures(result, weak, cost, tmp_path)) == set(NAMES)
+
+
+def test_a_long_trace_is_judged_on_texts_from_all_of_it(monkeypatch):
+    trace = markov_trace(num_texts=9, length=10)
+    monkeypatch.setattr("selector.figures.reliability._MAX_EDGES", trace.num_generated_tokens * trace.depth * trace.top_k // 2)
+    numbers = reliability_numbers(trace, None, None)
+    assert (numbers["num_texts"], numbers["num_texts_of_trace"], numbers["num_anchors"]) == (5, 9, 50)
 
 
 def test_endings_are_refused_before_anything_is_computed(tmp_path):

@@ -23,6 +23,18 @@ def test_price_waits_for_enough_rounds_unless_a_plan_gave_one():
     assert 1.0 < planned.price < 20.0
 
 
+def test_a_slow_first_round_does_not_hold_the_price_of_a_plan():
+    """Two tokens in .08 s against a plan of 50 a second; the first round compiles or captures, and takes 2 s."""
+    prices = []
+    for first in (0.08, 2.0):
+        tracker = PriceTracker(50.0)
+        tracker.observe(2, first)
+        for _ in range(100):
+            tracker.observe(2, 0.08)
+        prices.append(tracker.price)
+    assert 25 < prices[0] < 29 and 22 < prices[1] < 26
+
+
 def test_old_rounds_fade():
     tracker = PriceTracker(half_life_rounds=10)
     for _ in range(100):

@@ -171,6 +171,11 @@ def test_what_cannot_be_trained_on_is_refused() -> None:
         ScorerSettings(top_k=0)
     with pytest.raises(ScorerError, match="soft_share must lie in"):
         ScorerSettings(soft_share=1.5)
+    for wrong in ({"validation_share": 1.0}, {"averaging": 1.0}, {"learning_rate": float("inf")}, {"top_k": 2.5}, {"seed": -1}):
+        with pytest.raises(ScorerError, match=next(iter(wrong))):
+            ScorerSettings(**wrong)
+    with pytest.raises(ScorerError, match="not finite"):
+        train_scorer(markov_trace(num_texts=8), np.full((VOCAB, 4), np.nan), SMALL)
     with pytest.raises(ScorerError, match="nothing would be learned"):
         ScorerSettings(kl_weight=0, reach_weight=0)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import struct
+
 import numpy as np
 import pytest
 from safetensors.numpy import save
@@ -22,6 +25,19 @@ def test_a_file_holds_what_was_written(tmp_path):
     np.testing.assert_array_equal(tensors["a"], array)
     with pytest.raises(FileNotFoundError):
         read_tensors(tmp_path / "none", "treebudget.test", 1)
+
+
+def test_a_models_weights_are_refused_before_they_are_read(tmp_path):
+    """bfloat16, which numpy does not know."""
+    header = json.dumps({"a": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 4)
+    with pytest.raises(TraceError, match="is no trace: its description: schema is None"):
+        Trace.load(tmp_path / "model.safetensors")
+    described = {"treebudget": json.dumps({"schema": "treebudget.trace", "version": 1})}
+    header = json.dumps({"__metadata__": described, "a": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "odd.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 4)
+    with pytest.raises(TraceError, match="is no trace: it cannot be read"):
+        Trace.load(tmp_path / "odd.safetensors")
 
 
 @pytest.mark.parametrize("described", [None, "[]", "7", "{", '{"schema": "treebudget.test"}',

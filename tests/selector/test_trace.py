@@ -10,7 +10,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from selector.errors import TraceError, TraceMismatch
-from selector.trace import Trace, TraceWriter
+from selector.trace import Trace
+from selector.tracewriter import TraceWriter
 from tests.selector.helpers import markov_trace
 
 
@@ -64,6 +65,64 @@ def test_what_is_no_trace_is_refused(tmp_path):
     (tmp_path / "cut.safetensors").write_bytes(whole[:-100])
     with pytest.raises(TraceError, match="is no trace"):
         Trace.load(tmp_path / "cut.safetensors")
+
+
+def rewrite(path, change_about=None, change_tensors=None):
+    """A trace's file with something else in its description or its arrays."""
+    with safe_open(path, "numpy") as file:
+        about, tensors = json.loads(file.metadata()["treebudget"]), {name: file.get_tensor(name) for name in file.keys()}
+    about, tensors = about | (change_about or {}), tensors | (change_tensors or {})
+    save_file(tensors, path, metadata={"treebudget": json.dumps(about)})
+    return path
+
+
+@pytest.mark.parametrize(("about", "said"), [
+    ({"identity": None}, "identity must be an object"), ({"identity": {"target": 7}}, "target of its identity must be text"),
+    ({"identity": {"block_size": "eight"}}, "block_size of its identity must be a whole number"),
+    ({"keys": [["a"], ["b"]]}, "keys must be a list of texts"), ({"keys": None}, "keys must be"),
+    ({"datasets": None}, "datasets"), ({"has_target": 5}, "has_target"), ({"identity": {"drafter_saw": "lots"}}, "drafter_saw of its identity"),
+])  # fmt: skip
+def test_a_description_of_other_types_is_refused(tmp_path, about, said):
+    path = rewrite(markov_trace(num_texts=2, length=5).save(tmp_path / "t.safetensors"), about)
+    with pytest.raises(TraceError, match=f"contradicts itself: .*{said}"):
+        Trace.load(path)
+
+
+def test_arrays_that_do_not_cover_each_other_are_refused(tmp_path):
+    """Lengths that leave tokens over would shift every later text's tokens against its drafts."""
+    trace = with_targets(markov_trace(num_texts=3, length=8))
+    lengths = np.array([len(text.token_ids) for text in trace.texts], np.int32)
+    for change, said in [
+        ({"text_lengths": lengths - [0, 2, 0]}, "rows of token_ids"),
+        ({"text_lengths": lengths.astype(float)}, "one whole number per text"),
+        ({"text_lengths": lengths[None]}, "one whole number per text"),
+        ({"target_token_ids": np.zeros((99, 3), np.int32), "target_logprobs": np.zeros((99, 3), np.float32)}, "target_token_ids"),
+    ]:
+        path = rewrite(trace.save(tmp_path / "t.safetensors"), None, {k: np.ascontiguousarray(v) for k, v in change.items()})
+        with pytest.raises(TraceError, match=said):
+            Trace.load(path)
+
+
+def test_values_that_are_no_tokens_and_no_probabilities_are_refused():
+    text = markov_trace(num_texts=1, length=8).texts[0]
+    for change, said in [
+        ({"draft_logprobs": text.draft_logprobs + 2}, "at most 0"),
+        ({"draft_logprobs": text.draft_logprobs + np.inf}, "at most 0"),
+        ({"draft_logprobs": text.draft_token_ids}, "at most 0"), ({"token_ids": text.token_ids - 99}, "token_ids from -"),
+        ({"draft_token_ids": text.draft_token_ids.astype(float)}, "whole numbers"),
+        ({"draft_token_ids": text.draft_token_ids.astype(np.int64) + 2**40}, "allowed are -1 to"),
+        ({"draft_token_ids": text.draft_token_ids[..., :0], "draft_logprobs": text.draft_logprobs[..., :0]}, "K is 0"),
+    ]:
+        with pytest.raises(TraceError, match=said):
+            replace(text, **change)
+    replace(text, draft_logprobs=np.full_like(text.draft_logprobs, np.nan))  # a draft of NaN is one that was made
+
+
+def test_texts_that_repeat_a_prompt_are_left_out():
+    trace = markov_trace(num_texts=4, length=6)
+    doubled = Trace(trace.identity, [replace(text, key=f"{text.key}-{i}") for i in range(2) for text in trace.texts])
+    assert trace.without_repeats() is trace
+    assert [text.key for text in doubled.without_repeats().texts] == [f"{text.key}-0" for text in trace.texts]
 
 
 def test_the_identity_is_checked_by_field():

@@ -26,7 +26,7 @@ from selector.tune import candidates, split_halves, tune
 from selector.tuning import candidates as candidates_module
 from selector.tuning import pricing
 from selector.tuning.candidates import Candidate, Fit, fit_candidate
-from selector.tuning.choosing import choose
+from selector.tuning.choosing import best, choose, evidence, gain_chosen_elsewhere
 from selector.tuning.judging import Judged
 from selector.tuning.keeping import forget
 from selector.tuning.parts import Part
@@ -233,6 +233,35 @@ def test_price_ranges_cover_all_rounds_and_hold_enough_of_them(contexts, min_rou
 def judged(kind: str, seconds: list[float], edges: str = "drafted") -> Judged:
     """Four texts of ten tokens decoded in so many seconds each."""
     return Judged(Candidate(kind, edges), 40, np.array(seconds), np.full(4, 5))
+
+
+def test_the_best_of_many_is_judged_on_texts_it_was_not_chosen_on():
+    """Twenty candidates that are equally fast but for noise: the best looks faster, and chosen on other texts it does not."""
+    rng, promised, honest = np.random.default_rng(0), [], []
+    pairs = [(kind, edges) for kind in ("fixed", "exact", "priced", "taps", "smart", "unimodal") for edges in
+             ("drafted", "calibrated", "scored")]  # fmt: skip
+    for _ in range(30):
+        rows = [
+            Judged(Candidate(*pair), 240, 1 + 0.1 * rng.standard_normal(24), np.full(24, 5))
+            for pair in [("plain", "drafted"), ("chain", "drafted"), *pairs]
+        ]
+        found = evidence(best(rows), rows, resamples(24, 200, 0))
+        promised.append(found["gain_over_best_fixed"])
+        honest.append(found["gain_over_best_fixed_chosen_elsewhere"])
+    assert np.mean(promised) > 0.03 > 0.01 > abs(np.mean(honest))
+    rows = [judged("plain", [2.0] * 4), judged("chain", [1.5] * 4), judged("fixed", [1.0] * 4), judged("exact", [0.8] * 4)]
+    assert gain_chosen_elsewhere(rows, resamples(4, 200, 0)) == pytest.approx(0.25)
+    assert gain_chosen_elsewhere(rows, np.ones((3, 4))) is None
+
+
+def test_texts_of_one_prompt_are_tuned_on_once_and_few_without_a_scorer():
+    trace = markov_trace(num_texts=6, length=16)
+    doubled = Trace(trace.identity, [replace(text, key=f"{text.key}-{i}") for i in range(2) for text in trace.texts])
+    once, twice = (tune(each, COST, num_bootstrap=20) for each in (trace, doubled))
+    assert twice.notes[-1] == "6 texts were left out: they repeat the prompts of others"
+    assert twice.gains["num_texts"] == 6 and twice.rows == once.rows
+    few = tune(trace, COST, num_bootstrap=20, scorer="train", trainer=lambda texts, seconds: pytest.fail("trained"))
+    assert few.notes[-1] == "no scorer: to train one on each half 8 texts are needed, there are 6"
 
 
 def test_what_is_chosen_and_why():
