@@ -80,7 +80,8 @@ def rewrite(path, change_about=None, change_tensors=None):
     ({"identity": None}, "identity must be an object"), ({"identity": {"target": 7}}, "target of its identity must be text"),
     ({"identity": {"block_size": "eight"}}, "block_size of its identity must be a whole number"),
     ({"keys": [["a"], ["b"]]}, "keys must be a list of texts"), ({"keys": None}, "keys must be"),
-    ({"datasets": None}, "datasets"), ({"has_target": 5}, "has_target"), ({"identity": {"drafter_saw": "lots"}}, "drafter_saw of its identity"),
+    ({"datasets": None}, "datasets"), ({"has_target": 5}, "has_target"),
+    ({"identity": {"drafter_saw": "lots"}}, "drafter_saw of its identity"),
 ])  # fmt: skip
 def test_a_description_of_other_types_is_refused(tmp_path, about, said):
     path = rewrite(markov_trace(num_texts=2, length=5).save(tmp_path / "t.safetensors"), about)
