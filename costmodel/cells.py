@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -30,8 +29,8 @@ class VerifyCell:
     flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_cell(self, {"verify_tokens": 1, "context_tokens": 0, "num_requests": 1})
-        if not self.seconds > 0:
+        _check_cell(self, {"verify_tokens": 1, "context_tokens": 0, "num_requests": 1, "num_samples": 0})
+        if not self.seconds > 0 or self.low_seconds == 0:
             raise ProfileError(f"verify cell has seconds {self.seconds!r}, expected a positive number")
 
 
@@ -52,7 +51,7 @@ class StageCell:
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
             raise ProfileError(f"stage is {self.stage!r}, expected one of {', '.join(STAGES)}")
-        _check_cell(self, {"size": 0, "context_tokens": 0, "num_requests": 1})
+        _check_cell(self, {"size": 0, "context_tokens": 0, "num_requests": 1, "num_samples": 0})
         if not self.seconds >= 0:
             raise ProfileError(f"{self.stage} cell has seconds {self.seconds!r}, expected a number that is not negative")
 
@@ -60,17 +59,25 @@ class StageCell:
 Cell = TypeVar("Cell", VerifyCell, StageCell)
 
 
+LARGEST = 10**9  # tokens, requests, samples: more is a mistake
+
+
 def _check_cell(cell: VerifyCell | StageCell, minimums: Mapping[str, int]) -> None:
     for name, least in minimums.items():
         value = getattr(cell, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST:
             raise ProfileError(f"cell has {name} {value!r}, expected an integer of at least {least}")
     for name in ("seconds", "low_seconds", "high_seconds"):
         value = getattr(cell, name)
         if value is None and name != "seconds":
             continue
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-            raise ProfileError(f"cell has {name} {value!r}, expected a finite number")
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not (value == 0 or 1e-12 <= abs(value) <= 1e9):
+            raise ProfileError(f"cell has {name} {value!r}, expected finite seconds, 0 or from 1e-12 to 1e9")
+    low, high = cell.low_seconds, cell.high_seconds
+    if (low is None) != (high is None):
+        raise ProfileError(f"cell has low_seconds {low!r} and high_seconds {high!r}, which come together or not at all")
+    if low is not None and high is not None and not 0 <= low <= cell.seconds * (1 + 1e-6) <= high * (1 + 2e-6):
+        raise ProfileError(f"cell has seconds {cell.seconds!r} outside of low_seconds {low!r} to high_seconds {high!r}")
 
 
 def cell_from_dict(kind: type[Cell], document: Mapping[str, Any]) -> Cell:
@@ -149,6 +156,9 @@ def unpack_sizes(packed: Any) -> tuple[int, ...] | None:
     """The inverse of `pack_sizes`; None stays None."""
     if packed is None:
         return None
-    if isinstance(packed, Mapping):
-        return tuple(range(int(packed["first"]), int(packed["last"]) + 1))
-    return tuple(int(size) for size in packed)
+    found = (packed["first"], packed["last"]) if isinstance(packed, Mapping) else packed
+    sizes = tuple(found) if isinstance(found, (list, tuple)) else ()
+    whole = all(isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= LARGEST for size in sizes)
+    if not sizes or not whole or (isinstance(packed, Mapping) and not 0 <= sizes[1] - sizes[0] <= 10**6):
+        raise ProfileError(f"executable_verify_tokens is {packed!r}, expected whole numbers of at least 1, or first and last")
+    return tuple(range(sizes[0], sizes[1] + 1)) if isinstance(packed, Mapping) else sizes

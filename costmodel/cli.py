@@ -51,7 +51,7 @@ def show(name_or_path: str | None, plot: Path | None, as_json: bool, quiet: bool
     if as_json:
         emit_json({**describe(cost), "plot": None if plot is None else str(plot)})
     else:
-        print_profile(cost, Console(highlight=False))
+        print_profile(cost, Console(highlight=False, markup=False))
 
 
 for _command in (profile, list_profiles, compose, estimate, whatif):

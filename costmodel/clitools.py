@@ -105,7 +105,7 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-POSITIVE = FiniteRange(0, min_open=True)
+POSITIVE = FiniteRange(0, 1e12, min_open=True)
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -173,5 +173,5 @@ def _degenerate(rows: Sequence[Row]) -> str | None:
     if all(row.verify_tokens.size < 2 for row in rows):
         return "only one size was measured"
     if all(row.seconds[-1] - row.seconds[0] <= FLAT_RANGE * row.seconds[0] for row in rows):
-        return f"the curve is flat: seconds differ by at most {FLAT_RANGE:.0%} from the smallest to the largest size"
+        return f"the curve is flat or falls: from the smallest to the largest size seconds rise by at most {FLAT_RANGE:.0%}"
     return None

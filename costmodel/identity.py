@@ -9,6 +9,8 @@ from typing import Any
 from costmodel.errors import IdentityMismatch, ModeMismatch, UsageError
 
 MODES = ("eager", "captured", "padded")
+TEXTS = ("device", "target", "dtype", "quantization", "attention", "engine", "engine_version", "drafter")
+COUNTS = ("tensor_parallel", "num_threads", "block_size")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,16 @@ class Identity:
     def __post_init__(self) -> None:
         if self.mode is not None and self.mode not in MODES:
             raise UsageError(f"mode is {self.mode!r}, expected one of {', '.join(MODES)}")
+        for name in TEXTS:
+            if not isinstance(getattr(self, name), str | None):
+                raise UsageError(f"identity: {name} must be text, got {getattr(self, name)!r}")
+        for name in COUNTS:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise UsageError(f"identity: {name} must be a whole number of at least 1, got {value!r}")
+        shape = self.model_shape
+        if shape is not None and not (isinstance(shape, dict) and all(isinstance(value, int | None) for value in shape.values())):
+            raise UsageError(f"identity: model_shape must hold whole numbers by name, got {shape!r}")
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Identity:

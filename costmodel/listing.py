@@ -73,6 +73,6 @@ def model_rows() -> list[dict[str, Any]]:
 def _head(path: Path) -> dict[str, str | None]:
     try:
         read = Profile.load(path)
-    except TreebudgetError as error:
+    except (TreebudgetError, OSError) as error:
         return {"provenance": "unreadable", "source": str(error), "device": None, "target": None}
     return {"provenance": read.provenance, "source": read.source, "device": read.identity.device, "target": read.identity.target}

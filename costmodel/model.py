@@ -44,6 +44,7 @@ class CostModel:
         self._experts: dict[int, ExpertCost | None] = {}
         self._stages: dict[tuple[str, int], StageCost | None] = {}
         self._flags: dict[str, None] = {}  # an ordered set
+        self._ranges: dict[int, tuple[int, int, int]] = {}
         self._interval_models: dict[int, IntervalModel] = {}
         self._bounds_cache: dict[str, dict[int, TableCost]] = {}
         self._rounds: OrderedDict[tuple[int, int, int, str], Array] = OrderedDict()
@@ -133,11 +134,11 @@ class CostModel:
         tokens, contexts = np.asarray(verify_tokens, dtype=float), np.asarray(context_tokens, dtype=float)
         if not np.all(tokens >= 1):
             raise UsageError(f"verify_tokens must be at least 1, since the root counts; got {verify_tokens!r}")
-        if not np.all(contexts >= 0):
-            raise UsageError(f"context_tokens must not be negative; got {context_tokens!r}")
+        if not np.all((contexts >= 0) & (contexts < np.inf)) or not np.all(tokens < np.inf):
+            raise UsageError(f"verify_tokens and context_tokens must be finite and contexts not negative; got {context_tokens!r}")
         if form not in FORMS:
             raise UsageError(f"form is {form!r}, expected one of {', '.join(FORMS)}")
-        self._note_outside(tokens, contexts)
+        self._note_outside(tokens, contexts, num_requests)
         forms: dict[int, Any] = dict(self._tables if form == "table" else self._convexes)
         if form == "fitted":
             forms |= {number: expert for number, expert in self._experts.items() if expert is not None}
@@ -216,14 +217,29 @@ class CostModel:
         share = (num_requests - low) / (high - low)
         return (1 - share) * at(low) + share * at(high)
 
-    def _note_outside(self, tokens: Array, contexts: Array) -> None:
-        if tokens.size and tokens.max() > self.max_verify_tokens:
-            self._flags[f"verify tokens beyond the measured {self.max_verify_tokens}: extrapolated with the convex slope"] = None
-        if contexts.size and contexts.max() > self.table.max_context_tokens:
-            limit = self.table.max_context_tokens
-            self._flags[f"context above the measured {limit}: the table charges {limit}, the convex form extrapolates"] = None
-        if contexts.size and contexts.min() < self.table.min_context_tokens:
-            self._flags[f"context below the measured {self.table.min_context_tokens}: charged as that"] = None
+    def _note_outside(self, tokens: Array, contexts: Array, num_requests: int) -> None:
+        """Note what of a query lies outside of what was measured at its batch, or at the batches around it."""
+        size, low, high = self.measured_range(num_requests)
+        if tokens.size and tokens.max() > size:
+            self._flags[f"verify tokens beyond the measured {size}: extrapolated with the convex slope"] = None
+        if contexts.size and contexts.max() > high:
+            self._flags[f"context above the measured {high}: the table charges {high}, the convex form extrapolates"] = None
+        if contexts.size and contexts.min() < low:
+            self._flags[f"context below the measured {low}: charged as that"] = None
+
+    def measured_range(self, num_requests: int) -> tuple[int, int, int]:
+        """Largest verify tokens, smallest and largest context that were measured at a batch, or at both around it."""
+        around = [min((n for n in self._measured_requests if n >= num_requests), default=self._measured_requests[-1])]
+        around.append(max((n for n in self._measured_requests if n <= num_requests), default=self._measured_requests[0]))
+        sizes, lows, highs = zip(*map(self._range, around), strict=True)
+        return min(sizes), max(lows), min(highs)
+
+    def _range(self, requests: int) -> tuple[int, int, int]:
+        if requests not in self._ranges:
+            cells = [cell for cell in self.profile.verify if cell.num_requests == requests]
+            contexts = [cell.context_tokens for cell in cells]
+            self._ranges[requests] = max(cell.verify_tokens for cell in cells), min(contexts), max(contexts)
+        return self._ranges[requests]
 
     def _stage(self, stage: str, size: Any, context_tokens: float, num_requests: int, straight: bool = False) -> Any:
         def at(requests: int) -> Array:
@@ -265,9 +281,9 @@ class CostModel:
         Entry n is a round with n nodes (t = n + 1 with one request): draft + select + verify + commit. The context is
         rounded to 16 tokens and results are cached, so a live loop may ask every round.
         """
-        if max_verify_tokens < 1:
-            raise UsageError(f"max_verify_tokens must be at least 1, got {max_verify_tokens}")
-        if context_tokens < 0:
+        if not 1 <= max_verify_tokens < np.inf or int(max_verify_tokens) != max_verify_tokens:
+            raise UsageError(f"max_verify_tokens must be a whole number of at least 1, got {max_verify_tokens}")
+        if not 0 <= context_tokens < np.inf:
             raise UsageError(f"context_tokens must not be negative, got {context_tokens}")
         context = CONTEXT_BUCKET_TOKENS * round(context_tokens / CONTEXT_BUCKET_TOKENS)
         key = (int(max_verify_tokens), context, num_requests, form)

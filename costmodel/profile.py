@@ -124,7 +124,7 @@ class Profile:
                 requests_rule=document.get("requests_rule", "measured"),
                 executable_verify_tokens=unpack_sizes(document.get("executable_verify_tokens")),
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise FileFormatError(f"{where}: malformed profile ({error!r})") from error
         except (ProfileError, UsageError) as error:
             raise ProfileError(f"{where}: {error}", hint=error.hint) from error

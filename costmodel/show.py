@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from costmodel.cells import VerifyCell
 from costmodel.diagnostics import Diagnostics
@@ -30,7 +31,7 @@ def print_profile(cost: CostModel, console: Console) -> None:
     """Print cells, stages, diagnostics and provenance as tables."""
     profile = cost.profile
     identity = ", ".join(f"{key} {value}" for key, value in profile.identity.to_dict().items() if value is not None)
-    console.print(f"[bold]{profile.provenance}[/bold]: {profile.source} ({profile.created})", soft_wrap=True)
+    console.print(Text.assemble((profile.provenance, "bold"), f": {profile.source} ({profile.created})"), soft_wrap=True)
     console.print(identity or "identity unknown", soft_wrap=True, markup=False)
     console.print(_verify_table(cost))
     if profile.stages:

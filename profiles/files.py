@@ -59,7 +59,7 @@ def read_json(path: str | os.PathLike[str], schema: str, version: int = 1) -> di
         raw = stream.read()
     try:
         document = json.loads(raw.decode("utf-8-sig"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or a number of thousands of digits
         raise FileFormatError(f"{source} is not valid JSON: {error}") from error
     check_schema(document, schema, version, str(source))
     return document

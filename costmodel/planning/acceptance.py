@@ -32,6 +32,8 @@ class Acceptance:
 
     def __post_init__(self) -> None:
         check_survival(self.survival)
+        if self.num_rounds is not None and self.num_rounds < 1:
+            raise ImpossibleAcceptance(f"num_rounds is {self.num_rounds}; what was measured comes from at least one round")
         if any(not 0 <= share <= 1 for share in self.siblings) or sum(self.siblings) > 1 + SLACK:
             raise ImpossibleAcceptance(
                 f"sibling shares are {_list(self.siblings)}; each must lie in 0..1 and together they cannot exceed 1",
@@ -53,7 +55,7 @@ class Acceptance:
 
         Binomial: accepted tokens per round have mean sum S_i and second moment sum (2i - 1) S_i.
         """
-        if not self.num_rounds or num_nodes < 1:
+        if self.num_rounds is None or num_nodes < 1:
             return 0.0
         known = self.survival[:num_nodes]
         mean = math.fsum(known)
@@ -80,6 +82,7 @@ def check_survival(survival: Sequence[float]) -> None:
 
 def from_survival(values: Sequence[float], max_nodes: int) -> Acceptance:
     """Unconditional survival per position; a single p stands for p, p^2, p^3 ... up to `max_nodes`."""
+    check_survival(values)
     if len(values) == 1:
         return Acceptance(_geometric(values[0], max_nodes), f"survival {values[0]:g} at every position, given the one before")
     return Acceptance(tuple(values[:max_nodes]), f"survival {_list(values)}")
@@ -136,14 +139,14 @@ def from_lengths(lengths: Sequence[float]) -> Acceptance:
 
 def from_counts(counts: Sequence[float], num_rounds: float, source: str = "accepted tokens per position") -> Acceptance:
     """Counts of accepted tokens per position and the number of drafts, as vLLM's counters keep them."""
-    if not num_rounds > 0:
-        raise ImpossibleAcceptance(f"number of drafts is {num_rounds:g}, expected a positive number")
+    if not 1 <= num_rounds < math.inf:
+        raise ImpossibleAcceptance(f"number of drafts is {num_rounds:g}, expected a number of at least 1")
     return Acceptance(tuple(count / num_rounds for count in counts), source, num_rounds=int(num_rounds))
 
 
 def from_histogram(histogram: Sequence[float], source: str = "acceptance histogram") -> Acceptance:
     """Rounds by number of accepted drafted tokens, entry j for j accepted: survival_i = sum_{j >= i} / sum."""
-    if len(histogram) < 2 or any(count < 0 for count in histogram) or not sum(histogram) > 0:
+    if len(histogram) < 2 or not all(0 <= count < math.inf for count in histogram) or not sum(histogram) > 0:
         raise ImpossibleAcceptance(f"histogram is {_list(histogram)}; expected counts of rounds with 0, 1, 2 ... accepted")
     counts = [sum(histogram[position:]) for position in range(1, len(histogram))]
     return from_counts(counts, sum(histogram), source)

@@ -29,7 +29,7 @@ def read_acceptance(path: str | os.PathLike[str]) -> Acceptance:
         return _from_fields(fields, source.name)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise FileFormatError(f"{source} is not valid JSON: {error}", hint=f"expected an object with {FORMS}") from error
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         raise FileFormatError(f"{source} has no acceptance to read: {error}", hint=f"expected {FORMS}") from error
 
 
@@ -47,6 +47,8 @@ def _from_fields(fields: dict[str, Any], name: str) -> Acceptance:
             rounds = fields.get("num_rounds")
             values = tuple(float(value) for value in fields[form])
             survival = values if form == "survival" else from_conditional(values, len(values)).survival
+            if rounds is not None and (isinstance(rounds, bool) or int(rounds) != rounds):
+                raise ValueError(f"num_rounds is {rounds!r}, expected a whole number of at least 1")
             return Acceptance(survival, f"{form} in {name}", siblings, None if rounds is None else int(rounds))
     if "acceptance_histogram" in fields:
         found = from_histogram([float(count) for count in fields["acceptance_histogram"]], f"histogram in {name}")

@@ -29,9 +29,9 @@ def largest_batch_within(
 ) -> dict[str, Any]:
     """The largest batch whose best budget stays within `slo_ms_per_token` for every user, and what limits it.
 
-    Milliseconds per token do not fall as the batch grows, so doubling and bisection find it. Batch 0: not even one
-    request is served fast enough (or fits). The interval of the batch holds the answers where everything costs its high
-    end (the batch that is safe) and its low end.
+    On a staircase milliseconds per token may fall as the batch grows, so every batch is looked at, from the largest that
+    fits down. Batch 0: none is served fast enough (or fits). The interval of the batch holds the answers where everything
+    costs its high end (the batch that is safe) and its low end.
     """
     found = {case: _largest_batch(pricer, tokens, memory, context_tokens, slo_ms_per_token, case, errors) for case in CASES}
     good, limited = found["expected"]
@@ -64,14 +64,8 @@ def _largest_batch(
     def best(batch: int) -> Choice:
         return choose(pricer, tokens, context_tokens, batch, case, errors)
 
-    good, bad, tried = 0, limit + 1, 1
-    while tried <= limit and 1e3 / best(tried).rate <= slo_ms_per_token:
-        good, tried = tried, tried * 2
-    bad = min(bad, tried)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if 1e3 / best(middle).rate <= slo_ms_per_token else (good, middle)
-    limited = "latency" if bad <= limit else ("memory" if fits is not None and fits <= MAX_SEARCHED_BATCH else "search")
+    good = next((batch for batch in range(limit, 0, -1) if 1e3 / best(batch).rate <= slo_ms_per_token), 0)
+    limited = "latency" if good < limit else ("memory" if fits is not None and fits <= MAX_SEARCHED_BATCH else "search")
     while good and fits is not None and good > (memory.largest_batch(context_tokens, best(good).budget) or 0):
         good, limited = good - 1, "memory"  # the drafted tokens' own cache
     return good, limited

@@ -34,6 +34,9 @@ class Decimals(click.ParamType):
             self.fail(f"{value!r} is not a list such as 0.85,0.7,0.5", param, ctx)
 
 
+LARGEST = 10**9  # tokens of a context, requests of a batch
+
+
 class WholeNumbers(click.ParamType):
     """Whole numbers separated by commas."""
 
@@ -52,6 +55,8 @@ class WholeNumbers(click.ParamType):
             self.fail(f"{value!r} is not a list such as 1,8,64", param, ctx)
         if min(found) < self.least:
             self.fail(f"{value!r} has a number below {self.least}", param, ctx)
+        if max(found) > LARGEST:
+            self.fail(f"a number is above {LARGEST}", param, ctx)
         return found
 
 

@@ -79,11 +79,13 @@ class Pricer:
     def outside(self, budget: int, context_tokens: int, num_requests: int) -> tuple[str, ...]:
         """What of this shape lies beyond the measured sizes and contexts."""
         found = []
-        if num_requests * (budget + 1) > self.cost.max_verify_tokens:
-            found.append(f"{num_requests * (budget + 1)} verify tokens exceed the measured {self.cost.max_verify_tokens}")
-        limit = max(cell.context_tokens for cell in self._cells)
-        if context_tokens > limit:
-            found.append(f"context exceeds the measured {limit}, which is charged")
+        size, low, high = self.cost.measured_range(num_requests)
+        if num_requests * (budget + 1) > size:
+            found.append(f"{num_requests * (budget + 1)} verify tokens exceed the measured {size}")
+        if context_tokens > high:
+            found.append(f"context exceeds the measured {high}, which is charged")
+        if context_tokens < low:
+            found.append(f"context is below the measured {low}, which is charged")
         return tuple(found)
 
     def rounds(self, max_nodes: int, context_tokens: int, num_requests: int) -> Array:

@@ -29,11 +29,13 @@ def expected_tokens(acceptance: Acceptance, max_nodes: int) -> Array:
 def tokens_in_case(tokens: Array, errors: Sequence[float] | None, case: str) -> Array:
     """Tokens per round (m + 1,) as expected, as many as their interval allows (`cheap`) or as few (`dear`).
 
-    `errors` are the relative half-widths (m + 1,), None where acceptance is taken as exact. The plain step gives 1 always.
+    `errors` are the relative half-widths (m + 1,), None where acceptance is taken as exact. A round gives at least one token
+    and at most one more than it has nodes, so the plain step gives 1 always.
     """
     if errors is None or case == "expected":
         return tokens
-    return tokens * (1.0 + (1.0 if case == "cheap" else -1.0) * np.asarray(errors)[: tokens.size])
+    ends = tokens * (1.0 + (1.0 if case == "cheap" else -1.0) * np.asarray(errors)[: tokens.size])
+    return np.clip(ends, 1.0, 1.0 + np.arange(tokens.size))
 
 
 def _reaches(acceptance: Acceptance, max_nodes: int) -> list[float]:
