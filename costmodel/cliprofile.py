@@ -40,7 +40,10 @@ class Numbers(click.ParamType):
             first, dash, last = part.strip().partition("-")
             if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
                 self.fail(f"{value!r} is not a list such as 1-10,16,32", param, ctx)
-            found |= set(range(int(first), int(last if dash else first) + 1))
+            ends = int(first), int(last if dash else first)
+            if ends[1] > 10**9 or ends[1] - ends[0] > 10**5:
+                self.fail(f"{value!r} goes beyond 1,000,000,000, or lists more than 100,000 numbers", param, ctx)
+            found |= set(range(ends[0], ends[1] + 1))
         return tuple(sorted(found))
 
 

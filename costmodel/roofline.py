@@ -28,7 +28,7 @@ from costmodel.compose import (
 )
 from costmodel.errors import UsageError
 from costmodel.experts import expected_experts
-from costmodel.gpus import Gpu
+from costmodel.gpus import Gpu, find_gpu
 from costmodel.identity import Identity
 from costmodel.profile import Profile
 from costmodel.shapes import ModelShape, find_shape
@@ -36,6 +36,8 @@ from costmodel.shapes import ModelShape, find_shape
 Array = NDArray[np.float64]
 KERNEL_SECONDS = 3e-6  # to start a kernel under captured graphs
 ATTENTION_SECONDS = 1.2e-5  # a short decode attention on every GPU with tables
+PARAMETERS = 4  # of a calibration: two shares, a floor, a factor on attention
+LEAST_SPREAD = 0.05  # log error of a calibration at other points than its own (docs/accuracy.md: 2 to 11 %)
 CARRIED_OVER = 0.3  # log error of shares fitted to another model on the same GPU (docs/accuracy.md: 10 and 28 % on average)
 
 
@@ -119,6 +121,29 @@ def _shape_of(known: Profile, otherwise: ModelShape) -> ModelShape:
         return otherwise
 
 
+def check_device(known: Profile, gpu: Gpu) -> str | None:
+    """Raise UsageError where known points are of another GPU; a note where their device has no facts to tell by."""
+    device = known.identity.device
+    if device is None:
+        return None
+    try:
+        found = find_gpu(device)
+    except UsageError:
+        return f"the known points are of {device!r}, which may be another device than {gpu.name}: the interval is widened"
+    if found.name != gpu.name:
+        raise UsageError(
+            f"the known points are of {device} ({found.name}), not of {gpu.name}", hint="calibrate with points of the same GPU"
+        )
+    return None
+
+
+def _doubt(known: Profile) -> float:
+    """How much of the range of uncalibrated rooflines a calibration leaves: none with more points than parameters."""
+    sizes = {(cell.verify_tokens, cell.context_tokens) for cell in known.verify}
+    contexts = {context for _, context in sizes}
+    return max(0.0, 1.0 - len(sizes) / (PARAMETERS + 1), 0.5 if len(contexts) < 2 else 0.0)
+
+
 def estimate_profile(
     gpu: Gpu,
     shape: ModelShape,
@@ -131,21 +156,30 @@ def estimate_profile(
     """A profile of provenance `estimated`; with `known`, calibrated to the verify cells of that profile.
 
     The interval reaches from the shares and the cache reads of the best stack seen to those of the worst; a calibrated one
-    from two errors of the calibration below to two above, and one read of the cache per token; where the known points are
-    of another model, the error of carrying shares over is added.
+    from two errors of the calibration (5 % at least) below to two above, and one read of the cache per token; where the
+    known points are of another model, the error of carrying shares over is added, and where they are few or of one context,
+    so much of the uncalibrated range as they leave open. Raises UsageError for points of another GPU.
     """
+    strange = None if known is None else check_device(known, gpu)
     middle, spread = (Roofline(), None) if known is None else calibrate(gpu, _shape_of(known, shape), known.verify)
-    carried = known is not None and _shape_of(known, shape) != shape
-    lines = (middle, OPTIMISTIC, PESSIMISTIC) if spread is None else (middle, middle, middle)
+    carried = known is not None and (_shape_of(known, shape) != shape or strange is not None)
+    lines = (middle, OPTIMISTIC, PESSIMISTIC) if known is None else (middle, middle, middle)
     tables = [compose_cells(shape, line.operators(gpu, shape), sizes, contexts, requests) for line in lines]
-    factor = 1.0 if spread is None else float(np.exp(2 * np.hypot(spread, CARRIED_OVER if carried else 0.0)))
+    factor, doubt = 1.0, 0.0 if known is None else _doubt(known)
+    if spread is not None:
+        factor = float(np.exp(2 * np.hypot(max(spread, LEAST_SPREAD), CARRIED_OVER if carried else 0.0)))
+    usual = [compose_cells(shape, line.operators(gpu, shape), sizes, contexts, requests) for line in (
+        (Roofline(), OPTIMISTIC, PESSIMISTIC) if doubt else (Roofline(),) * 3)]  # fmt: skip
     floor = middle.floor_seconds
     cells = tuple(
         replace(
-            mid, seconds=round(max(mid.seconds, floor), 8), low_seconds=round(max(low.seconds, floor) / factor, 8),
-            high_seconds=round(max(high.high_seconds or high.seconds, floor) * factor, 8),
+            mid, seconds=round(max(mid.seconds, floor), 8),
+            low_seconds=round(max(low.seconds, floor) / factor * (best.seconds / as_usual.seconds) ** doubt, 8),
+            high_seconds=round(
+                max(high.high_seconds or high.seconds, floor) * factor * (worst.seconds / as_usual.seconds) ** doubt, 8
+            ),
         )
-        for mid, low, high in zip(*tables, strict=True)
+        for mid, low, high, as_usual, best, worst in zip(*tables, *usual, strict=True)
     )  # fmt: skip
     how = "uncalibrated" if known is None else f"calibrated to {len(known.verify)} points of: {known.source}"
     identity = Identity(
@@ -153,7 +187,8 @@ def estimate_profile(
         engine="roofline", tensor_parallel=1, block_size=16,
     )  # fmt: skip
     stages = draft_cells(shape, middle.operators(gpu, shape), contexts, requests)
-    notes = _notes(middle, spread, known.identity.target if carried and known is not None else None)
+    notes = _notes(middle, spread, known.identity.target if carried and known is not None and strange is None else None)
+    notes = (*notes, strange) if strange else notes
     source = f"roofline from datasheet rates ({'; '.join(gpu.sources)}), {how}"
     return Profile(identity, "estimated", source, RELEASED, cells, tuple(stages), notes)
 

@@ -98,11 +98,24 @@ class ModelShape:
         for key, what in UNSUPPORTED.items():
             if config.get(key):
                 raise UsageError(f"{name}: {what} cannot be composed yet", hint="profile it with `costmodel profile`")
+        hint = "expected the config.json of a decoder"
         try:
-            layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
-            heads, vocab = int(config["num_attention_heads"]), int(config["vocab_size"])
+            made = cls._from_fields(config, name)
         except KeyError as error:
-            raise UsageError(f"{name}: the configuration has no {error}", hint="expected the config.json of a decoder") from error
+            raise UsageError(f"{name}: the configuration has no {error}", hint=hint) from error
+        except (TypeError, ValueError, OverflowError, ArithmeticError) as error:
+            raise UsageError(f"{name}: the configuration holds what is no number: {error}", hint=hint) from error
+        for field, least in {**dict.fromkeys(_POSITIVE, 1), "experts": 0}.items():
+            if not least <= getattr(made, field) <= 10**8:
+                raise UsageError(f"{name}: {field} is {getattr(made, field)}, expected at least {least}", hint=hint)
+        if made.experts_per_token > made.experts or not 0 <= made.dense_layers <= made.layers:
+            raise UsageError(f"{name}: {made.experts_per_token} experts per token of {made.experts}", hint=hint)
+        return made
+
+    @classmethod
+    def _from_fields(cls, config: Mapping[str, Any], name: str) -> ModelShape:
+        layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
+        heads, vocab = int(config["num_attention_heads"]), int(config["vocab_size"])
         intermediate = int(config.get("intermediate_size") or 4 * hidden)
         experts = int(_first(config, "num_experts", "num_local_experts", "n_routed_experts") or 0)
         wide = int(config.get("moe_intermediate_size") or intermediate) if experts else 0
@@ -116,6 +129,9 @@ class ModelShape:
         )  # fmt: skip
 
 
+_POSITIVE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab")
+
+
 def _first(config: Mapping[str, Any], *names: str) -> Any:
     return next((config[name] for name in names if config.get(name)), None)
 
@@ -123,7 +139,7 @@ def _first(config: Mapping[str, Any], *names: str) -> Any:
 def _dense_layers(config: Mapping[str, Any], layers: int) -> int:
     """How many layers of a mixture of experts are dense after all."""
     step = int(config.get("decoder_sparse_step") or 1)
-    dense = set(config.get("mlp_only_layers") or ()) | set(range(int(config.get("first_k_dense_replace") or 0)))
+    dense = set(config.get("mlp_only_layers") or ()) | set(range(min(int(config.get("first_k_dense_replace") or 0), layers)))
     return len(dense | {layer for layer in range(layers) if (layer + 1) % step})
 
 
@@ -170,7 +186,7 @@ def find_shape(model: str) -> ModelShape:
     if path.is_file():
         try:
             return ModelShape.from_config(json.loads(path.read_text(encoding="utf-8")), str(model))
-        except (UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
+        except (ValueError, RecursionError, AttributeError, TypeError) as error:  # not UTF-8, not JSON, no object
             raise UsageError(f"{path} is not a transformers configuration: {error}") from error
     raise UsageError(
         f"no shipped shape and no configuration file: {model}", hint=f"give a config.json, or one of {', '.join(known)}"

@@ -80,10 +80,12 @@ def read_trace(path: str | os.PathLike[str]) -> Acceptance:
             tokens, lengths, prompts, drafts = (stream.get_tensor(name) for name in names)
     except FileNotFoundError:
         raise
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
         raise FileFormatError(f"{source} is no trace: {error}", hint="expected a file written by decoder trace") from error
-    if about.get("schema") != "treebudget.trace":
-        raise FileFormatError(f"{source}: schema is {about.get('schema')!r}, expected 'treebudget.trace'")
+    if not isinstance(about, dict) or about.get("schema") != "treebudget.trace":
+        found_schema = about.get("schema") if isinstance(about, dict) else about
+        raise FileFormatError(f"{source}: schema is {found_schema!r}, expected 'treebudget.trace'")
+    _check_arrays(source, tokens, lengths, prompts, drafts)
     counts, ranks = _walk(tokens, lengths, prompts, drafts)
     if not counts.sum():
         raise FileFormatError(f"{source} has no complete round to read acceptance from", hint="trace more or longer texts")
@@ -93,10 +95,20 @@ def read_trace(path: str | os.PathLike[str]) -> Acceptance:
     return Acceptance(found.survival, found.source, shares, found.num_rounds)
 
 
+def _check_arrays(source: Path, tokens: Any, lengths: Any, prompts: Any, drafts: Any) -> None:
+    """Raise FileFormatError where a trace's arrays are of other shapes or kinds, or do not cover each other."""
+    flat = all(array.ndim == 1 and array.dtype.kind in "iu" for array in (tokens, lengths, prompts))
+    fits = flat and lengths.shape == prompts.shape and bool(((prompts >= 0) & (prompts <= lengths)).all())
+    if not fits or drafts.ndim != 3 or not (len(drafts) == 0 or drafts.shape[2] > 0):
+        raise FileFormatError(f"{source} contradicts itself: its arrays are no texts with drafts")
+    if int(lengths.sum()) != len(tokens) or int((lengths - prompts).sum()) != len(drafts):
+        raise FileFormatError(f"{source} contradicts itself: its texts take other numbers of tokens or drafts than it holds")
+
+
 def _walk(tokens: Any, lengths: Any, prompts: Any, drafts: Any) -> tuple[Any, Any]:
     """Rounds by accepted tokens (depth + 1,), and misses by the rank of the right token from the second on (K - 1,)."""
     depth, num_candidates = drafts.shape[1:]
-    counts, ranks = np.zeros(depth + 1, int), np.zeros(num_candidates - 1, int)
+    counts, ranks = np.zeros(depth + 1, int), np.zeros(max(num_candidates - 1, 0), int)
     start = first_anchor = 0
     for length, prompt in zip(lengths.tolist(), prompts.tolist(), strict=True):
         text = tokens[start + prompt : start + length]

@@ -83,7 +83,7 @@ def whatif(
     pricers = [Pricer(name, cost, None if draft_ms is None else draft_ms / 1e3) for name, cost in zip(names, costs, strict=True)]
     trees = bool(tree or siblings or (file is not None and read_acceptance(file).siblings))
     largest = max_budget or (MAX_TREE_NODES if trees else max(min(pricer.block_size for pricer in pricers) - 1, 1))
-    depth = max(pricer.block_size for pricer in pricers) - 1 if trees else largest
+    depth = max(*(pricer.block_size - 1 for pricer in pricers), 1) if trees else largest
     accepted = given_acceptance(survival, conditional, length, rate, lengths, file, trace, drafted, siblings, tree, depth)
     gpu_bytes = None if memory_gb is None else memory_gb * 1e9
     memories = [

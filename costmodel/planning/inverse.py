@@ -64,10 +64,16 @@ def _largest_batch(
     def best(batch: int) -> Choice:
         return choose(pricer, tokens, context_tokens, batch, case, errors)
 
-    good = next((batch for batch in range(limit, 0, -1) if 1e3 / best(batch).rate <= slo_ms_per_token), 0)
-    limited = "latency" if good < limit else ("memory" if fits is not None and fits <= MAX_SEARCHED_BATCH else "search")
-    while good and fits is not None and good > (memory.largest_batch(context_tokens, best(good).budget) or 0):
-        good, limited = good - 1, "memory"  # the drafted tokens' own cache
+    good, limited = 0, "memory" if fits is not None and fits <= MAX_SEARCHED_BATCH else "search"
+    for batch in range(limit, 0, -1):
+        choice = best(batch)
+        if fits is not None and batch > (memory.largest_batch(context_tokens, choice.budget) or 0):
+            limited = "memory"  # the drafted tokens' own cache
+        elif 1e3 / choice.rate <= slo_ms_per_token:
+            good = batch
+            break
+        else:
+            limited = "latency"
     return good, limited
 
 
@@ -131,9 +137,9 @@ def gpus_needed(load: float, slots: int, max_wait: float = MAX_WAIT_PROBABILITY)
     """The fewest GPUs of `slots` servers each that let at most `max_wait` of arrivals wait, `load` requests in flight.
 
     Erlang C from Erlang B: B(0) = 1, B(k) = a B(k-1) / (k + a B(k-1)); C(k) = B / (1 - (a / k)(1 - B)). Beyond 200,000
-    requests in flight, a + 2 sqrt(a) servers (square-root staffing) are taken instead.
+    requests in flight or servers, a + 2 sqrt(a) servers (square-root staffing) are taken instead.
     """
-    if load > EXACT_LOAD:
+    if load > EXACT_LOAD or slots > EXACT_LOAD:
         return math.ceil((load + 2.0 * math.sqrt(load)) / slots)
     blocked, servers = 1.0, 0
     while True:

@@ -19,7 +19,7 @@ class Memory:
     """Bytes on one GPU; None where a fact is unknown (then nothing is said about fitting), with the reason.
 
     weights = every parameter once (embedding and head both unless tied) / tensor_parallel;
-    cache = requests x (context + budget + 1) x 2 x layers x kv_heads x head_dim x bytes / tensor_parallel.
+    cache = requests x (context + budget + 1) x 2 x layers x kv_heads x head_dim x bytes / min(tensor_parallel, kv_heads).
     Activations, graphs and the engine share what `share` leaves; a drafter counts where `extra_bytes` gives it.
     """
 
@@ -52,7 +52,7 @@ class Memory:
         if shape is None or element is None or (quantized is not None and math.isnan(quantized)):
             return cls(None, None, gpu_bytes, share, extra_bytes, "the profile does not give the model's full shape and dtype")
         parameters = shape.weight_bytes() / 2 + (0 if tied else shape.vocab * shape.hidden)
-        per_token = shape.layers * shape.kv_bytes_per_token_per_layer / 2 * element / parallel
+        per_token = shape.layers * shape.kv_bytes_per_token_per_layer / 2 * element / min(parallel, shape.kv_heads)
         weights = parameters * (quantized or element) / parallel
         unknown = f"no memory size known for {identity.device or 'this device'}; --memory-gb gives it"
         return cls(weights, per_token, gpu_bytes, share, extra_bytes, unknown if gpu_bytes is None else None)

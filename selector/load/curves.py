@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.planning.pricing import cache_seconds
 from selector.batch import batch_curve
 from selector.errors import CostCurveError
 from selector.replaying.rounds import CONTEXT_BUCKET_TOKENS
@@ -77,11 +78,11 @@ def _first_context(cost: Any) -> int:
 
 
 def _estimated_verify(cost: Any, tokens: Array, num_requests: int, base: int, context: int) -> Array:
-    """V(t, c0) + r / r0 x (V(t r0 / r, c) - V(t r0 / r, c0)), V measured at r0 and c0 the smallest context."""
+    """V(t, c0) + r / r0 x (V(t r0 / r, c) - V(t r0 / r, c0)), V at r0, c0 the smallest context; see `cache_seconds`."""
     share, first = num_requests / base, _first_context(cost)
     each = np.maximum(tokens / share, 1.0)
-    cached = cost.verify_seconds(each, context, base) - cost.verify_seconds(each, first, base)
-    return np.asarray(cost.verify_seconds(tokens, first, base) + share * np.maximum(cached, 0.0), float)
+    cached = cache_seconds(cost, each, context, base)
+    return np.asarray(cost.verify_seconds(tokens, first, base) + share * cached, float)
 
 
 def _estimated_rounds(cost: Any, num_requests: int, base: int, size: int, context: int) -> Array:

@@ -226,6 +226,53 @@ def test_calibration_recovers_the_roofline_that_made_the_points():
     assert "calibrated to 15 points" in estimated.profile.source
 
 
+@pytest.mark.parametrize("name", ["a800-qwen3-8b", "h100-qwen3-8b", "a40-qwen3-8b"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_few_points_leave_the_interval_wide_enough(name, number):
+    """Points of one context are fitted without error by four parameters, and say little of other sizes and contexts."""
+    known, gpu = load_profile(name).profile, find_gpu(name.split("-")[0])
+    cells = [cell for cell in known.verify if cell.num_requests == 1]
+    contexts = sorted({cell.context_tokens for cell in cells})
+    row = [cell for cell in cells if cell.context_tokens == contexts[len(contexts) // 2]]
+    row.sort(key=lambda cell: cell.verify_tokens)
+    points = [row[0], row[-1], row[len(row) // 2]][:number]
+    few = replace(known, verify=tuple(replace(cell, low_seconds=None, high_seconds=None) for cell in points), stages=())
+    cost = CostModel(estimate_profile(gpu, QWEN, few, requests=(1,)))
+    inside = []
+    for cell in cells[:: max(1, len(cells) // 150)]:
+        low, high = cost.verify_interval(cell.verify_tokens, cell.context_tokens)
+        inside.append(low <= cell.seconds <= high)
+    assert np.mean(inside) >= 0.88
+
+
+def test_points_of_another_device_are_refused_or_doubted():
+    a100 = load_profile("a100-qwen3-8b").profile
+    with pytest.raises(UsageError, match="known points are of .*A100.*, not of"):
+        estimate_profile(find_gpu("h100"), QWEN, a100)
+    points = CostModel.from_points([1, 8, 64, 256, 512, 1], [0.01] * 6, [0, 0, 0, 0, 0, 4096]).profile
+    widths = []
+    for device in (None, "a board of ours"):
+        known = replace(points, identity=replace(points.identity, device=device))
+        cost = CostModel(estimate_profile(find_gpu("h100"), QWEN, known, requests=(1,)))
+        low, high = cost.verify_interval(64, 1024)
+        widths.append(high / low)
+        assert any("another device" in note for note in cost.profile.notes) == (device is not None)
+    assert widths[1] > 1.5 * widths[0]
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"num_attention_heads": 0}, "no number"), ({"hidden_size": None}, "no number"), ({"hidden_size": "abc"}, "no number"),
+    ({"vocab_size": float("inf")}, "no number"), ({"mlp_only_layers": 5, "num_experts": 8}, "no number"),
+    ({"hidden_size": -1024}, "hidden is -1024"), ({"vocab_size": 0}, "vocab is 0"), ({"num_hidden_layers": -3}, "layers is -3"),
+    ({"num_experts": 8, "num_experts_per_tok": 9, "moe_intermediate_size": 64}, "9 experts per token of 8"),
+])  # fmt: skip
+def test_configurations_that_are_no_decoders_are_refused_by_field(change, said):
+    config = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100, "intermediate_size": 128}
+    assert ModelShape.from_config(config).layers == 2
+    with pytest.raises(UsageError, match=said):
+        ModelShape.from_config(config | change)
+
+
 def test_shares_carried_over_from_another_model_widen_the_interval():
     """The A800's own points of Qwen3-4B say how far off an estimate from those of Qwen3-8B is: the interval must hold most."""
     gpu, known = find_gpu("a800"), load_profile("a800-qwen3-8b").profile

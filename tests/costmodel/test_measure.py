@@ -129,6 +129,21 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
     assert not done.calls  # all of it was there
 
 
+@pytest.mark.parametrize("change", [
+    {"round": "x"}, {"round": -5}, {"executed": "3"}, {"executed": None}, {"stage": "zzz"}, {"size": "a"},
+    {"seconds": float("nan")}, {"seconds": -1.0}, {"seconds": 0.0}, {"round": 10**9}, {"role": 5},
+])  # fmt: skip
+def test_a_line_that_no_run_wrote_ends_what_is_taken_over(tmp_path, change):
+    path = tmp_path / "partial.jsonl"
+    run(FakeBackend(VirtualClock()), partial_path=path)
+    lines = path.read_text().splitlines()
+    odd = json.loads(lines[20]) | change
+    path.write_text("\n".join([*lines[:20], json.dumps(odd), *lines[21:]]) + "\n")
+    backend = FakeBackend(VirtualClock())
+    profile = run(backend, partial_path=path)
+    assert all(cell.num_samples == 5 for cell in profile.verify) and backend.calls
+
+
 def test_another_identity_grid_or_file_starts_anew(tmp_path):
     path = tmp_path / "partial.jsonl"
     run(FakeBackend(VirtualClock()), partial_path=path)

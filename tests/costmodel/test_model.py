@@ -110,6 +110,24 @@ def test_points_that_contradict_each_other_are_refused():
         CostModel.from_points([], [])
 
 
+def test_what_lies_outside_is_noted_by_batch():
+    points = Profile.from_points([1, 8, 64, 4, 64, 256], [0.01, 0.012, 0.02, 0.011, 0.022, 0.06], 0, [1, 1, 1, 4, 4, 4])
+    cost = CostModel(points)
+    assert [cost.measured_range(batch) for batch in (1, 2, 4)] == [(64, 0, 0), (64, 0, 0), (256, 0, 0)]
+    cost.verify_seconds(200, 0, 4)
+    assert cost.diagnostics.flags == ()
+    cost.verify_seconds(200, 0, 1)
+    assert any("beyond the measured 64" in flag for flag in cost.diagnostics.flags)
+
+
+def test_a_fraction_of_a_token_is_refused_and_spoils_nothing():
+    cost = CostModel.from_points([1, 8, 64], [0.05, 0.06, 0.07])
+    for size, context in ((2.5, 0), (float("nan"), 0), (4, float("nan")), (4, float("inf"))):
+        with pytest.raises(UsageError):
+            cost.round_seconds(size, context)
+    assert cost.round_seconds(2).shape == (2,)
+
+
 def test_suspect_cells_and_gap_are_in_the_diagnostics():
     profile = Profile.from_points([1, 8, 64], [0.05, 0.055, 0.09])
     cells = (*profile.verify[:2], VerifyCell(64, 0, 1, 0.09, 0.08, 0.12, 9, ("bimodal",)))

@@ -14,7 +14,7 @@ from costmodel.planning import acceptance as forms
 from costmodel.planning.acceptance import Acceptance
 from costmodel.planning.acceptfile import read_acceptance, read_trace
 from costmodel.planning.errors import ImpossibleAcceptance
-from costmodel.planning.reach import expected_tokens
+from costmodel.planning.reach import expected_tokens, tokens_in_case
 
 SHARES = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=12)
 
@@ -116,6 +116,44 @@ def test_acceptance_files(tmp_path):
         path.write_text(text)
         with pytest.raises(FileFormatError):
             read_acceptance(path)
+
+
+@pytest.mark.parametrize("document", [
+    {"survival": [0.5, 0.3], "num_rounds": -5}, {"survival": [0.5, 0.3], "num_rounds": 0}, {"survival": [0.5], "num_rounds": 2.5},
+    {"survival": [0.5, 0.3], "num_rounds": float("inf")}, {"num_drafts": float("inf"), "num_accepted_tokens_per_pos": [5, 3]},
+    {"acceptance_histogram": [1, float("inf")]}, {"acceptance_histogram": [1, 10**401]},
+    {"num_drafts": 0.5, "num_accepted_tokens_per_pos": [0.4]},
+])  # fmt: skip
+def test_numbers_of_rounds_that_cannot_be_are_refused(tmp_path, document):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises((FileFormatError, ImpossibleAcceptance)):
+        read_acceptance(path)
+
+
+def test_the_ends_of_few_rounds_stay_possible():
+    """Two rounds say nearly nothing: a round still gives at least one token and at most one more than it has nodes."""
+    accepted = Acceptance((0.5,) * 15, "two rounds", num_rounds=2)
+    tokens = expected_tokens(accepted, 15)
+    errors = accepted.relative_errors(15)
+    assert max(errors) > 1
+    for case in ("cheap", "dear"):
+        ends = tokens_in_case(tokens, errors, case)
+        assert (ends >= 1).all() and (ends <= np.arange(1, 17)).all() and ends[0] == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("draft_token_ids", np.zeros((7, 2), np.int32)), ("draft_token_ids", np.zeros((7, 2, 0), np.int32)),
+    ("draft_token_ids", np.zeros((3, 2, 2), np.int32)), ("text_lengths", np.array([8, 8], np.int32)),
+    ("text_lengths", np.array([8.0])), ("num_prompt_tokens", np.array([-7], np.int32)), ("token_ids", np.zeros(5, np.int32)),
+])  # fmt: skip
+def test_a_damaged_trace_is_refused(tmp_path, name, value):
+    tensors = {"token_ids": np.arange(8, dtype=np.int32), "text_lengths": np.array([8], np.int32),
+               "num_prompt_tokens": np.array([1], np.int32), "draft_token_ids": np.zeros((7, 2, 2), np.int32)}  # fmt: skip
+    about = {"treebudget": json.dumps({"schema": "treebudget.trace", "version": 1})}
+    save_file(tensors | {name: value}, tmp_path / "t.safetensors", metadata=about)
+    with pytest.raises(FileFormatError, match="contradicts itself"):
+        read_trace(tmp_path / "t.safetensors")
 
 
 def test_trace_is_walked_as_a_chain_and_cut_rounds_are_left_out(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel import CostModel, Identity, StageCell
+from costmodel import CostModel, Identity, StageCell, load_profile
 from costmodel.planning import Memory, Pricer, Settings, inverse, what_if
 from costmodel.planning.acceptance import from_conditional, from_survival
 from costmodel.planning.reach import expected_tokens
@@ -160,6 +160,34 @@ def test_slo_batch_against_brute_force(slo):
     fast = [1e3 / choose(PRICER, tokens, 1024, batch).rate <= slo for batch in range(1, 513)]
     assert row["largest_batch"] == (max(i for i, ok in enumerate(fast, 1) if ok) if any(fast) else 0)
     assert row["limited_by"] == ("search" if all(fast) else "latency")
+
+
+def test_slo_batch_on_a_staircase():
+    """Batch 3 of an H100 is served faster than 1, 2 and 4: doubling would have stopped at the first."""
+    steps, tokens = Pricer("h", load_profile("h100-qwen3-8b")), expected_tokens(from_survival([0.75], 15), 15)
+    rates = [1e3 / choose(steps, tokens, 1024, batch).rate for batch in range(1, 9)]
+    slo = min(rates) + 1e-6
+    assert rates.index(min(rates)) > 0
+    assert inverse.largest_batch_within(steps, tokens, NO_LIMIT, 1024, slo)["largest_batch"] >= 1 + rates.index(min(rates))
+
+
+@pytest.mark.parametrize("batch", [16, 64, 128])
+def test_beyond_the_profile_cost_grows_with_the_context_and_is_doubted(batch):
+    """An eager curve, flat at the host's launch time and 2 % off at one context: no context is cheaper than a shorter one."""
+    eager = Pricer("a", load_profile("a800-qwen3-8b"))
+    priced = [eager.budgets(7, context, batch) for context in (1, 1000, 2000, 4000)]
+    seconds = np.array([item.seconds for item in priced])
+    assert (np.diff(seconds, axis=0) >= -1e-9).all()
+    for item in priced:
+        assert (item.high / item.seconds > 1.3).all() and (item.seconds / item.low > 1.3).all()
+
+
+def test_tensor_parallel_beyond_the_heads_divides_the_cache_no_further():
+    bytes_per_token = [
+        Memory.of(Identity(device="h100", target="Qwen/Qwen3-8B", dtype="bfloat16", tensor_parallel=n)).cache_bytes_per_token
+        for n in (1, 8, 16)
+    ]
+    assert bytes_per_token[0] == 8 * bytes_per_token[1] == 8 * bytes_per_token[2]
 
 
 def test_slo_batch_stops_at_memory():

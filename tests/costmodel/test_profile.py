@@ -4,8 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 
-from costmodel import Profile, StageCell, VerifyCell, load_profile
+from costmodel import Profile, StageCell, VerifyCell, cli, load_profile
 from costmodel.errors import FileFormatError, ProfileError
 from costmodel.loading import measured_profiles, profile_path
 from tests.costmodel.fakes import IDENTITY
@@ -52,6 +53,18 @@ def test_a_profile_survives_the_file(tmp_path):
         ),
         ({"stages": [7]}, FileFormatError, "malformed"),
         ({"requests_rule": "free"}, ProfileError, "requests_rule"),
+        *(({"executable_verify_tokens": sizes}, ProfileError, "executable_verify_tokens is") for sizes in
+          ([], ["abc"], [float("inf")], [-4, 0], {"first": 1, "last": 10**12}, {"first": 5, "last": 2}, 7)),
+        *(({"identity": identity}, ProfileError, "must") for identity in
+          ({"block_size": "x"}, {"block_size": -3}, {"tensor_parallel": "2"}, {"tensor_parallel": -2}, {"device": 5},
+           {"model_shape": [1]}, {"model_shape": {"experts": "many"}})),
+        *(({"verify": [{"verify_tokens": 1, "context_tokens": 0, "num_requests": 1, "seconds": 0.01} | cell], "verify_grid": []},
+           ProfileError, said) for cell, said in
+          [({"seconds": 10**401}, "finite"), ({"seconds": 1e-200}, "finite"), ({"seconds": 1e200}, "finite"),
+           ({"verify_tokens": 10**401}, "an integer"), ({"num_samples": "many"}, "num_samples"),
+           ({"high_seconds": 0.1}, "together"),
+           ({"low_seconds": 5.0, "high_seconds": 9.0}, "outside of"), ({"low_seconds": -1.0, "high_seconds": 9.0}, "outside of"),
+           ({"low_seconds": 0.0, "high_seconds": 9.0}, "positive")]),
     ],
 )
 def test_bad_content_is_named(tmp_path, change, error, message):
@@ -59,6 +72,18 @@ def test_bad_content_is_named(tmp_path, change, error, message):
     path.write_text(json.dumps({**full_profile().to_dict(), **change}))
     with pytest.raises(error, match=message):
         Profile.load(path)
+
+
+def test_a_source_in_brackets_is_shown_and_a_bad_file_hides_no_other(tmp_path, monkeypatch):
+    profile = replace(full_profile(), source="see [/home/me/x] and [red]this[/red]")
+    shown = CliRunner().invoke(cli.main, ["show", str(profile.save(tmp_path / "profiles" / "fine.json"))])
+    assert shown.exit_code == 0 and "see [/home/me/x] and [red]this[/red]" in shown.stdout
+    monkeypatch.setenv("TREEBUDGET_CACHE", str(tmp_path))
+    (tmp_path / "profiles" / "folder.json").mkdir()
+    (tmp_path / "profiles" / "gone.json").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "profiles" / "digits.json").write_text('{"schema": "treebudget.profile", "version": ' + "1" * 5001 + "}")
+    listed = CliRunner().invoke(cli.main, ["list"])
+    assert listed.exit_code == 0 and "fine" in listed.stdout and listed.stdout.count("unreadable") == 3
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{not json", b"import os", b"\x80\x04", b'{"a": "\xff"}'])
