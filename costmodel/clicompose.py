@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from costmodel.clitools import emit_json, json_option, note, quiet_option
+from costmodel.clitools import check_output, emit_json, json_option, note, quiet_option
 from costmodel.compose import ROUTING, compose_profile
 from costmodel.errors import UsageError
 from costmodel.gpus import find_gpu
@@ -47,6 +47,7 @@ def compose(
       costmodel compose --gpu h100 --model Qwen/Qwen3-8B --out h100.json
       costmodel compose --gpu b200 --model ./my-model/config.json
     """
+    check_output(out)
     system = gpu if gpu in DEFAULT_STACKS else find_gpu(gpu).operator_tables
     if system is None:
         known = ", ".join(sorted(DEFAULT_STACKS))
@@ -70,6 +71,7 @@ def estimate(gpu: str, model: str, calibrate: str | None, out: Path | None, as_j
       costmodel estimate --gpu rtx4090 --model Qwen/Qwen3-4B
       costmodel estimate --gpu a800 --model Qwen/Qwen3-8B --calibrate few-points.json
     """
+    check_output(out)
     known = None if calibrate is None else load_profile(calibrate).profile
     _finish(estimate_profile(find_gpu(gpu), find_shape(model), known), gpu, model, out, as_json, quiet)
 

@@ -92,12 +92,25 @@ def profile(
       torchrun --no-python --nproc-per-node 2 costmodel profile --tp 2 --target Qwen/Qwen3-8B --device cuda
       costmodel profile --gpu a40 --target Qwen/Qwen3-8B
     """
+    if require_measured and gpu is None:
+        raise UsageError("--require-measured belongs to --gpu")
     if gpu is not None and not has_gpu(gpu):
+        refuse_unheard(click.get_current_context(), gpu)
         _offer(gpu, target, require_measured, options["out"], as_json, quiet)
         return
     if gpu is not None and options["device"] == "cpu":
         options["device"] = "cuda"
     _measure(target, drafter, as_json, quiet, **options)
+
+
+def refuse_unheard(context: click.Context, gpu: str) -> None:
+    """UsageError for options of a measurement where the GPU is not here, so that nothing asked for is passed over in silence."""
+    heard = ("gpu", "require_measured", "target", "out", "as_json", "quiet")
+    given = [name for name in context.params if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    unheard = [option.opts[0] for option in context.command.params if option.name in given and option.name not in heard]
+    if unheard:
+        raise UsageError(f"no {gpu} in this machine, so nothing is measured and {', '.join(unheard)} would not be heard",
+                         hint="leave them out, or run on a machine with that GPU")
 
 
 def _offer(gpu: str, target: str, require_measured: bool, out: Path | None, as_json: bool, quiet: bool) -> None:

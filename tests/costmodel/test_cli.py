@@ -189,3 +189,12 @@ def test_a_given_grid_is_not_adaptive(backend, tmp_path):
     assert {cell["verify_tokens"] for cell in document["verify"]} == {1, 5} and "interleaved rounds" in document["source"]
     assert not any("adaptively" in note for note in document["notes"])
     assert invoke("profile", "--verify-tokens", "1,5", "--max-context", "7").exit_code == 2
+
+
+def test_what_would_not_be_heard_is_refused(monkeypatch):
+    monkeypatch.setattr("costmodel.offer.local_gpus", lambda: [])
+    result = invoke("profile", "--gpu", "a40", "--target", "Qwen/Qwen3-8B", "--dtype", "float32", "--tp", "4")
+    assert result.exit_code == 2 and "--dtype, --tp would not be heard" in result.stderr
+    assert invoke("profile", "--require-measured").exit_code == 2
+    assert invoke("profile", "--requests", "1-99999999999").exit_code == 2
+    assert invoke("compose", "--gpu", "h100", "--model", "Qwen/Qwen3-8B", "--out", "").exit_code == 2
