@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from costmodel.errors import ProfileError
+from profiles.checks import LARGEST, is_number, is_whole
 
 STAGES = ("draft", "select", "commit")
 
@@ -59,19 +60,16 @@ class StageCell:
 Cell = TypeVar("Cell", VerifyCell, StageCell)
 
 
-LARGEST = 10**9  # tokens, requests, samples: more is a mistake
-
-
 def _check_cell(cell: VerifyCell | StageCell, minimums: Mapping[str, int]) -> None:
     for name, least in minimums.items():
         value = getattr(cell, name)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST:
+        if not is_whole(value, least, LARGEST):
             raise ProfileError(f"cell has {name} {value!r}, expected an integer of at least {least}")
     for name in ("seconds", "low_seconds", "high_seconds"):
         value = getattr(cell, name)
         if value is None and name != "seconds":
             continue
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not (value == 0 or 1e-12 <= abs(value) <= 1e9):
+        if not is_number(value, -1e9) or not (value == 0 or 1e-12 <= abs(value) <= 1e9):
             raise ProfileError(f"cell has {name} {value!r}, expected finite seconds, 0 or from 1e-12 to 1e9")
     low, high = cell.low_seconds, cell.high_seconds
     if (low is None) != (high is None):
@@ -158,7 +156,7 @@ def unpack_sizes(packed: Any) -> tuple[int, ...] | None:
         return None
     found = (packed["first"], packed["last"]) if isinstance(packed, Mapping) else packed
     sizes = tuple(found) if isinstance(found, (list, tuple)) else ()
-    whole = all(isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= LARGEST for size in sizes)
+    whole = all(is_whole(size, 1, LARGEST) for size in sizes)
     if not sizes or not whole or (isinstance(packed, Mapping) and not 0 <= sizes[1] - sizes[0] <= 10**6):
         raise ProfileError(f"executable_verify_tokens is {packed!r}, expected whole numbers of at least 1, or first and last")
     return tuple(range(sizes[0], sizes[1] + 1)) if isinstance(packed, Mapping) else sizes

@@ -20,6 +20,7 @@ from costmodel.offer import has_gpu, offer_profile
 from costmodel.plan import MeasurePlan
 from costmodel.profile import Profile
 from costmodel.show import describe, diagnostic_lines
+from profiles.checks import LARGEST
 from profiles.paths import DEFAULT_DRAFTER, DEFAULT_DTYPE, DEFAULT_TARGET, default_profile_path
 
 GRID, CPU = MeasurePlan(), AdaptivePlan()
@@ -41,8 +42,8 @@ class Numbers(click.ParamType):
             if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
                 self.fail(f"{value!r} is not a list such as 1-10,16,32", param, ctx)
             ends = int(first), int(last if dash else first)
-            if ends[1] > 10**9 or ends[1] - ends[0] > 10**5:
-                self.fail(f"{value!r} goes beyond 1,000,000,000, or lists more than 100,000 numbers", param, ctx)
+            if ends[1] > LARGEST or ends[1] - ends[0] > 10**5:
+                self.fail(f"{value!r} goes beyond {LARGEST:,}, or lists more than 100,000 numbers", param, ctx)
             found |= set(range(ends[0], ends[1] + 1))
         return tuple(sorted(found))
 

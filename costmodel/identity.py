@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from costmodel.errors import IdentityMismatch, ModeMismatch, UsageError
+from profiles.checks import is_whole
 
 MODES = ("eager", "captured", "padded")
 TEXTS = ("device", "target", "dtype", "quantization", "attention", "engine", "engine_version", "drafter")
@@ -43,7 +44,7 @@ class Identity:
                 raise UsageError(f"identity: {name} must be text, got {getattr(self, name)!r}")
         for name in COUNTS:
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            if value is not None and not is_whole(value, 1):
                 raise UsageError(f"identity: {name} must be a whole number of at least 1, got {value!r}")
         shape = self.model_shape
         if shape is not None and not (isinstance(shape, dict) and all(isinstance(value, int | None) for value in shape.values())):

@@ -49,6 +49,9 @@ class CostModel:
         self._bounds_cache: dict[str, dict[int, TableCost]] = {}
         self._rounds: OrderedDict[tuple[int, int, int, str], Array] = OrderedDict()
         self._measured_requests = sorted({cell.num_requests for cell in profile.verify})
+        self._cells = {
+            number: [cell for cell in profile.verify if cell.num_requests == number] for number in self._measured_requests
+        }
         for requests in self._measured_requests:
             self._fit(requests, max_token_knots, max_context_knots)
         self._diagnostics = diagnose(profile.verify, profile.stages, self._tables, self._convexes)
@@ -61,11 +64,12 @@ class CostModel:
         return cls(Profile.from_points(verify_tokens, seconds, context_tokens, **options))
 
     def _fit(self, requests: int, max_token_knots: int, max_context_knots: int) -> None:
-        cells = [cell for cell in self.profile.verify if cell.num_requests == requests]
+        cells = self._cells[requests]
         tokens, contexts = [cell.verify_tokens for cell in cells], [cell.context_tokens for cell in cells]
         seconds = [cell.seconds for cell in cells]
         convex = fit_convex(tokens, contexts, seconds, max_token_knots, max_context_knots)
         self._convexes[requests] = convex
+        self._ranges[requests] = max(tokens), min(contexts), max(contexts)
         expert = self._fit_experts(tokens, contexts, seconds)
         self._experts[requests] = expert
         shape = None if expert is None else expert.seconds
@@ -172,8 +176,7 @@ class CostModel:
 
     def _intervals(self, requests: int) -> IntervalModel:
         if requests not in self._interval_models:
-            cells = [cell for cell in self.profile.verify if cell.num_requests == requests]
-            self._interval_models[requests] = IntervalModel(cells)
+            self._interval_models[requests] = IntervalModel(self._cells[requests])
         return self._interval_models[requests]
 
     def _bounds(self, tokens: Array, context_tokens: float, num_requests: int, middle: Array) -> tuple[Array, Array]:
@@ -191,8 +194,7 @@ class CostModel:
     def _bound_tables(self, end: str) -> dict[int, TableCost]:
         if end not in self._bounds_cache:
             tables = {}
-            for number in self._measured_requests:
-                cells = [cell for cell in self.profile.verify if cell.num_requests == number]
+            for number, cells in self._cells.items():
                 sizes, contexts = [cell.verify_tokens for cell in cells], [cell.context_tokens for cell in cells]
                 seconds = [getattr(cell, end) for cell in cells]
                 tables[number] = fit_table(sizes, contexts, seconds, self._convexes[number].slope, self._executable_sizes())
@@ -212,10 +214,15 @@ class CostModel:
                 f"num_requests is {num_requests}, but this profile measured {known} requests in a batch only",
                 hint="profile that batch size, or use a profile whose requests_rule is total_tokens",
             )
-        low = max(item for item in measured if item < num_requests)
-        high = min(item for item in measured if item > num_requests)
+        low, high = self._batches_around(num_requests)
         share = (num_requests - low) / (high - low)
         return (1 - share) * at(low) + share * at(high)
+
+    def _batches_around(self, num_requests: int) -> tuple[int, int]:
+        """The nearest measured batches at or below and at or above one; beyond the measured ones the last, twice."""
+        measured = self._measured_requests
+        below = max((number for number in measured if number <= num_requests), default=measured[0])
+        return below, min((number for number in measured if number >= num_requests), default=measured[-1])
 
     def _note_outside(self, tokens: Array, contexts: Array, num_requests: int) -> None:
         """Note what of a query lies outside of what was measured at its batch, or at the batches around it."""
@@ -229,17 +236,8 @@ class CostModel:
 
     def measured_range(self, num_requests: int) -> tuple[int, int, int]:
         """Largest verify tokens, smallest and largest context that were measured at a batch, or at both around it."""
-        around = [min((n for n in self._measured_requests if n >= num_requests), default=self._measured_requests[-1])]
-        around.append(max((n for n in self._measured_requests if n <= num_requests), default=self._measured_requests[0]))
-        sizes, lows, highs = zip(*map(self._range, around), strict=True)
+        sizes, lows, highs = zip(*(self._ranges[number] for number in self._batches_around(num_requests)), strict=True)
         return min(sizes), max(lows), min(highs)
-
-    def _range(self, requests: int) -> tuple[int, int, int]:
-        if requests not in self._ranges:
-            cells = [cell for cell in self.profile.verify if cell.num_requests == requests]
-            contexts = [cell.context_tokens for cell in cells]
-            self._ranges[requests] = max(cell.verify_tokens for cell in cells), min(contexts), max(contexts)
-        return self._ranges[requests]
 
     def _stage(self, stage: str, size: Any, context_tokens: float, num_requests: int, straight: bool = False) -> Any:
         def at(requests: int) -> Array:

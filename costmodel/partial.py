@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from costmodel.cells import STAGES
 from costmodel.plan import Shape
+from profiles.checks import LARGEST, is_number, is_whole
 
 SCHEMA = "treebudget.profile-partial"
 
@@ -117,9 +118,9 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 def _sample(document: dict[str, Any]) -> Sample | None:
     """A sample from its line; None for a line that no run wrote, which ends what is read back."""
     counts = [document.get(name) for name in ("round", "size", "context_tokens", "num_requests", "executed")]
-    whole = all(isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 10**9 for count in counts)
+    whole = all(is_whole(count, 0, LARGEST - 1) for count in counts)
     stage, role, seconds = (document.get(name) for name in ("stage", "role", "seconds"))
-    timed = isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 < seconds < 1e9
+    timed = is_number(seconds, 0) and 0 < seconds < 1e9
     if not (whole and timed and stage in ("verify", *STAGES) and isinstance(role, str)):
         return None
     shape = Shape(stage, document["size"], document["context_tokens"], document["num_requests"])

@@ -7,7 +7,7 @@ show, or fitted to whatever points are known.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -137,11 +137,27 @@ def check_device(known: Profile, gpu: Gpu) -> str | None:
     return None
 
 
+def _carried_over(known: Profile, gpu: Gpu, shape: ModelShape) -> str | None:
+    """A note where shares are carried over from what may be another device, or from another model; None otherwise."""
+    doubtful = check_device(known, gpu)
+    if doubtful is not None or _shape_of(known, shape) == shape:
+        return doubtful
+    return f"the known points are of {known.identity.target}: the interval is widened for carrying shares over"
+
+
 def _doubt(known: Profile) -> float:
     """How much of the range of uncalibrated rooflines a calibration leaves: none with more points than parameters."""
     sizes = {(cell.verify_tokens, cell.context_tokens) for cell in known.verify}
     contexts = {context for _, context in sizes}
     return max(0.0, 1.0 - len(sizes) / (PARAMETERS + 1), 0.5 if len(contexts) < 2 else 0.0)
+
+
+def _left_open(doubt: float, seconds_of: Callable[[Roofline], Array]) -> tuple[Array, Array] | tuple[float, float]:
+    """Factors (n,) on the ends of an interval: the range of uncalibrated rooflines to the power of `doubt`."""
+    if doubt == 0.0:
+        return 1.0, 1.0
+    usual, best, worst = (seconds_of(line)[0] for line in (Roofline(), OPTIMISTIC, PESSIMISTIC))
+    return (best / usual) ** doubt, (worst / usual) ** doubt
 
 
 def estimate_profile(
@@ -160,26 +176,29 @@ def estimate_profile(
     known points are of another model, the error of carrying shares over is added, and where they are few or of one context,
     so much of the uncalibrated range as they leave open. Raises UsageError for points of another GPU.
     """
-    strange = None if known is None else check_device(known, gpu)
-    middle, spread = (Roofline(), None) if known is None else calibrate(gpu, _shape_of(known, shape), known.verify)
-    carried = known is not None and (_shape_of(known, shape) != shape or strange is not None)
-    lines = (middle, OPTIMISTIC, PESSIMISTIC) if known is None else (middle, middle, middle)
-    tables = [compose_cells(shape, line.operators(gpu, shape), sizes, contexts, requests) for line in lines]
-    factor, doubt = 1.0, 0.0 if known is None else _doubt(known)
-    if spread is not None:
+
+    def cells_of(line: Roofline) -> list[VerifyCell]:
+        return compose_cells(shape, line.operators(gpu, shape), sizes, contexts, requests)
+
+    def seconds_of(line: Roofline) -> Array:  # (2, n): the cache read once per request, and once per token
+        return np.array([(cell.seconds, cell.high_seconds) for cell in cells_of(line)]).T
+
+    if known is None:
+        middle, spread, carried = Roofline(), None, None
+        low, high = seconds_of(OPTIMISTIC)[0], seconds_of(PESSIMISTIC)[1]
+    else:
+        carried = _carried_over(known, gpu, shape)
+        middle, spread = calibrate(gpu, _shape_of(known, shape), known.verify)
         factor = float(np.exp(2 * np.hypot(max(spread, LEAST_SPREAD), CARRIED_OVER if carried else 0.0)))
-    usual = [compose_cells(shape, line.operators(gpu, shape), sizes, contexts, requests) for line in (
-        (Roofline(), OPTIMISTIC, PESSIMISTIC) if doubt else (Roofline(),) * 3)]  # fmt: skip
-    floor = middle.floor_seconds
+        lower, higher = _left_open(_doubt(known), seconds_of)
+        once, each = np.maximum(seconds_of(middle), middle.floor_seconds)
+        low, high = once / factor * lower, each * factor * higher
     cells = tuple(
         replace(
-            mid, seconds=round(max(mid.seconds, floor), 8),
-            low_seconds=round(max(low.seconds, floor) / factor * (best.seconds / as_usual.seconds) ** doubt, 8),
-            high_seconds=round(
-                max(high.high_seconds or high.seconds, floor) * factor * (worst.seconds / as_usual.seconds) ** doubt, 8
-            ),
+            cell, seconds=round(max(cell.seconds, middle.floor_seconds), 8), low_seconds=round(least, 8),
+            high_seconds=round(most, 8),
         )
-        for mid, low, high, as_usual, best, worst in zip(*tables, *usual, strict=True)
+        for cell, least, most in zip(cells_of(middle), low.tolist(), high.tolist(), strict=True)
     )  # fmt: skip
     how = "uncalibrated" if known is None else f"calibrated to {len(known.verify)} points of: {known.source}"
     identity = Identity(
@@ -187,18 +206,14 @@ def estimate_profile(
         engine="roofline", tensor_parallel=1, block_size=16,
     )  # fmt: skip
     stages = draft_cells(shape, middle.operators(gpu, shape), contexts, requests)
-    notes = _notes(middle, spread, known.identity.target if carried and known is not None and strange is None else None)
-    notes = (*notes, strange) if strange else notes
     source = f"roofline from datasheet rates ({'; '.join(gpu.sources)}), {how}"
-    return Profile(identity, "estimated", source, RELEASED, cells, tuple(stages), notes)
+    return Profile(identity, "estimated", source, RELEASED, cells, tuple(stages), _notes(middle, spread, carried))
 
 
-def _notes(line: Roofline, spread: float | None, carried_from: str | None) -> tuple[str, ...]:
+def _notes(line: Roofline, spread: float | None, carried: str | None) -> tuple[str, ...]:
     rms = "" if spread is None else f"; error at the known points {spread:.1%} (rms)"
-    notes = [
+    shares = (
         f"shares reached: bandwidth {line.bandwidth_share:.2f}, arithmetic {line.flops_share:.2f}; floor "
         f"{line.floor_seconds * 1e3:.2f} ms a forward; cache moved and scored {line.attention_factor:.1f} times{rms}"
-    ]
-    if carried_from is not None:
-        notes.append(f"the known points are of {carried_from}: the interval is widened for carrying shares over")
-    return (*notes, "an estimate, not a measurement: read the interval, not the number")
+    )
+    return (shares, *([carried] if carried else []), "an estimate, not a measurement: read the interval, not the number")

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from profiles.checks import is_whole
 from profiles.errors import FileFormatError
 
 MAX_JSON_BYTES = 256 * 1024 * 1024
@@ -70,7 +71,7 @@ def check_schema(document: dict[str, Any], schema: str, version: int, where: str
     if document.get("schema") != schema:
         raise FileFormatError(f"{where}: schema is {document.get('schema')!r}, expected {schema!r}")
     found = document.get("version")
-    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= version:
+    if not is_whole(found, 1, version):
         raise FileFormatError(f"{where}: version is {found!r}, this release reads 1 to {version}", hint="update treebudget")
 
 

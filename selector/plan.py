@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from profiles.checks import is_number, is_whole
 from profiles.errors import FileFormatError
 from profiles.files import file_sha256, read_json, write_atomic
 from selector.calibration import Calibration
@@ -100,13 +100,13 @@ class Plan:
         self.make_policy()
         for name, lowest in (("top_k", 1), ("max_nodes", 0)):
             value = getattr(self, name)
-            if not _is_number(value, lowest, int):
+            if not is_whole(value, lowest):
                 raise PlanError(f"plan: {name} must be a whole number of at least {lowest}, got {value!r}", field=name)
         prices = [("price", self.price)] if self.price is not None else []
         for name, value in (*prices, *(("prices", item.price) for item in self.prices), ("reach_scale", self.reach_scale)):
-            if not _is_number(value, 0.0) or value == 0:
+            if not is_number(value, 0.0) or value == 0:
                 raise PlanError(f"plan: {name} must be a positive number, got {value!r}", field=name)
-        if not _is_number(self.scoring_seconds, 0.0):
+        if not is_number(self.scoring_seconds, 0.0):
             raise PlanError(f"plan: scoring_seconds must not be negative, got {self.scoring_seconds!r}", field="scoring_seconds")
         ranges = [("prices", [item.context_low, item.context_high]) for item in self.prices]
         for name, pair in (*ranges, ("identity", self.identity.get("context_tokens"))):
@@ -118,7 +118,7 @@ class Plan:
         policy = parse_policy(self.policy)
         known = {item.name: type(item.default) for item in fields(policy)} if isinstance(policy, Taps | Smart) else {}
         for name, value in self.policy_settings.items():
-            if name not in known or not _is_number(value, -1e300, int if known[name] is int else (int, float)):
+            if name not in known or not (is_whole if known[name] is int else is_number)(value, -1e300):
                 raise PlanError(
                     f"plan: policy {self.policy} has no such settings: allowed are numbers for {', '.join(known) or 'nothing'}, "
                     f"got {value!r} for {name}",
@@ -235,15 +235,10 @@ class Plan:
         return plan
 
 
-def _is_number(value: Any, lowest: float, kind: Any = (int, float)) -> bool:
-    """Whether a value is a finite number of that kind and not below `lowest`."""
-    return isinstance(value, kind) and not isinstance(value, bool) and lowest <= value < math.inf
-
-
 def _is_range(pair: Any) -> bool:
     """Whether a value is a pair of whole numbers, at least 0, the lower first."""
     return (
-        isinstance(pair, list | tuple) and len(pair) == 2 and all(_is_number(end, 0, int) for end in pair) and pair[0] <= pair[1]
+        isinstance(pair, list | tuple) and len(pair) == 2 and all(is_whole(end) for end in pair) and pair[0] <= pair[1]
     )
 
 

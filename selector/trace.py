@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from profiles.checks import is_whole
 from profiles.errors import FileFormatError
 from selector.errors import TraceError, TraceMismatch
 from selector.tensors import read_tensors, write_tensors
@@ -231,7 +232,7 @@ def _check_description(about: Mapping[str, Any]) -> None:
         value = identity.get(name)
         if value is None:
             continue
-        if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
+        if not (isinstance(value, str) if kind is str else is_whole(value)):
             raise TraceError(f"{name} of its identity must be {'text' if kind is str else 'a whole number'}, got {value!r}")
     for name, values, allowed in (("keys", keys, str), ("datasets", datasets, str | None), ("has_target", known, bool)):
         if not isinstance(values, list) or not all(isinstance(value, allowed) for value in values):

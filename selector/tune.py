@@ -72,20 +72,13 @@ def tune(
     Raises TuneError for fewer than 4 texts with two generated tokens or for overlap, TraceMismatch if trace and profile
     differ in block size.
     """
-    usable = trace.with_rounds().without_repeats()
+    generated = trace.with_rounds()
+    usable = generated.without_repeats()
     notes = _refuse_unfit(trace, usable, cost, allow_overlap)
-    repeated = len(trace.with_rounds().texts) - len(usable.texts)
+    repeated = len(generated.texts) - len(usable.texts)
     notes += [f"{repeated} texts were left out: they repeat the prompts of others"] if repeated else []
-    if isinstance(scorer, str) and scorer != TRAIN:
-        raise TuneError(f"scorer must be {TRAIN!r}, a scorer or None, got {scorer!r}")
-    train, note = make_trainer(scorer, embedding, scorer_settings, trainer)
+    train, note = _trainer(scorer, embedding, scorer_settings, trainer, len(usable.texts), keep)
     notes += [note] if note else []
-    if train is not None and scorer == TRAIN and len(usable.texts) < MIN_SCORER_TEXTS:
-        train = None
-        notes.append(f"no scorer: to train one on each half {MIN_SCORER_TEXTS} texts are needed, there are {len(usable.texts)}")
-    if train is not None and keep is not None and scorer == TRAIN:
-        table = None if embedding is None else hashlib.sha256(np.ascontiguousarray(embedding).data).hexdigest()
-        train = keeping(train, keep, (scorer_settings, table))
     size = largest_replayable(cost, max_nodes)
     judgement = judge(usable, cost, size, train, training_seconds / 4, advance)
     weights = resamples(len(usable.texts), num_bootstrap, seed)
@@ -132,6 +125,24 @@ def _refuse_unfit(trace: Trace, usable: Trace, cost: Any, allow_overlap: bool) -
             hint="record a trace of other prompts, or pass allow_overlap=True (--allow-overlap)",
         )
     return [f"the drafter was trained on {saw} prompts of this trace: gains are promised too high"] if saw else []
+
+
+def _trainer(
+    scorer: EdgeScorer | str | None, embedding: NDArray[Any] | None, settings: Any, trainer: Trainer | None, num_texts: int,
+    keep: Path | None,
+) -> tuple[Trainer | None, str | None]:  # fmt: skip
+    """What gives each half its scorer, or None, and a note where one was wished for and cannot be had."""
+    if isinstance(scorer, str) and scorer != TRAIN:
+        raise TuneError(f"scorer must be {TRAIN!r}, a scorer or None, got {scorer!r}")
+    train, note = make_trainer(scorer, embedding, settings, trainer)
+    if train is None or scorer != TRAIN:
+        return train, note
+    if num_texts < MIN_SCORER_TEXTS:
+        return None, f"no scorer: to train one on each half {MIN_SCORER_TEXTS} texts are needed, there are {num_texts}"
+    if keep is not None:
+        table = None if embedding is None else hashlib.sha256(np.ascontiguousarray(embedding).data).hexdigest()
+        train = keeping(train, keep, (settings, table))
+    return train, note
 
 
 def _fit_plan(

@@ -13,7 +13,6 @@ from costmodel.errors import UsageError
 from costmodel.loading import load_profile
 from costmodel.planning import inverse, render
 from costmodel.planning.acceptance import Acceptance
-from costmodel.planning.acceptfile import read_acceptance
 from costmodel.planning.memory import Memory
 from costmodel.planning.options import Decimals, WholeNumbers, given_acceptance, prices_of
 from costmodel.planning.pricing import Pricer
@@ -21,6 +20,7 @@ from costmodel.planning.reach import expected_tokens
 from costmodel.planning.whatif import Settings, what_if
 
 MAX_TREE_NODES = 64
+NOT_NEGATIVE = FiniteRange(0, 1e12)
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -41,16 +41,16 @@ EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--siblings", type=Decimals(), help="Trees: how often the 2nd, 3rd ... candidate is right where the 1st is wrong.")
 @click.option("--tree", is_flag=True, help="Trees, with the siblings that a trace shows.")
 @click.option("--max-budget", type=click.IntRange(1, 65536), help="Largest budget.  [default: block size - 1, or 64 for trees]")
-@click.option("--draft-ms", type=FiniteRange(0, 1e12), help="One drafter pass of the batch, in place of the profile's.")
+@click.option("--draft-ms", type=NOT_NEGATIVE, help="One drafter pass of the batch, in place of the profile's.")
 @click.option("--price", "prices", multiple=True, metavar="[NAME=]X", help="Price per GPU-hour, of all or of one profile.")
 @click.option("--memory-gb", type=POSITIVE, help="GPU memory in 10^9 bytes, in place of the facts file.")
 @click.option("--memory-share", type=FiniteRange(0, 1, min_open=True), default=0.9, show_default=True, help="Share usable.")
-@click.option("--extra-gb", type=FiniteRange(0, 1e12), default=0.0, show_default=True, help="Drafter and others, per GPU.")
+@click.option("--extra-gb", type=NOT_NEGATIVE, default=0.0, show_default=True, help="Drafter and others, per GPU.")
 @click.option("--slo-ms-per-token", "slo", type=POSITIVE, help="Largest batch within this latency per token and user.")
 @click.option("--break-even", "even", is_flag=True, help="Acceptance at which speculation pays, for each length.")
 @click.option("--requests-per-second", "load", type=POSITIVE, help="GPUs that carry this load; needs --output-tokens.")
 @click.option("--output-tokens", type=POSITIVE, help="Mean generated tokens of a request.")
-@click.option("--prefill-ms", type=FiniteRange(0, 1e12), default=0.0, show_default=True, help="Prefill of a request.")
+@click.option("--prefill-ms", type=NOT_NEGATIVE, default=0.0, show_default=True, help="Prefill of a request.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print every answer as CSV on stdout.")
 @click.option("--html", "page_path", type=click.Path(dir_okay=False, path_type=Path), help="Write one page that opens offline.")
 @json_option
@@ -81,10 +81,10 @@ def whatif(
     names = tuple(dict.fromkeys(names))
     costs = [load_profile(name) for name in names]
     pricers = [Pricer(name, cost, None if draft_ms is None else draft_ms / 1e3) for name, cost in zip(names, costs, strict=True)]
-    trees = bool(tree or siblings or (file is not None and read_acceptance(file).siblings))
-    largest = max_budget or (MAX_TREE_NODES if trees else max(min(pricer.block_size for pricer in pricers) - 1, 1))
-    depth = max(*(pricer.block_size - 1 for pricer in pricers), 1) if trees else largest
+    longest = max(min(pricer.block_size for pricer in pricers) - 1, 1)
+    depth = max(*(pricer.block_size - 1 for pricer in pricers), 1) if tree or siblings else max_budget or longest
     accepted = given_acceptance(survival, conditional, length, rate, lengths, file, trace, drafted, siblings, tree, depth)
+    largest = max_budget or (MAX_TREE_NODES if accepted.siblings else longest)
     gpu_bytes = None if memory_gb is None else memory_gb * 1e9
     memories = [
         Memory.of(cost.identity, gpu_bytes, memory_share, extra_gb * 1e9, name) for name, cost in zip(names, costs, strict=True)

@@ -13,6 +13,7 @@ from costmodel.errors import UsageError
 from costmodel.planning import acceptance as forms
 from costmodel.planning.acceptance import Acceptance
 from costmodel.planning.errors import AcceptanceMissing
+from profiles.checks import LARGEST
 
 NAMES = (
     "--survival", "--conditional", "--acceptance-length", "--acceptance-rate", "--acceptance-lengths", "--acceptance", "--trace",
@@ -32,9 +33,6 @@ class Decimals(click.ParamType):
             return tuple(float(part) for part in str(value).split(","))
         except ValueError:
             self.fail(f"{value!r} is not a list such as 0.85,0.7,0.5", param, ctx)
-
-
-LARGEST = 10**9  # tokens of a context, requests of a batch
 
 
 class WholeNumbers(click.ParamType):

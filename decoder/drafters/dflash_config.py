@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,43 +33,39 @@ class DFlashConfig:
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> DFlashConfig:
         """Adapt a checkpoint's config.json; a missing or impossible field is named."""
-        nested = raw.get("dflash_config") or {}
         for key in SCHEMA_KEYS:
             if key not in raw:
                 raise DrafterError(f"drafter config: field {key!r} is missing")
-        if "attention_conv" in raw or "conv_kernel_size" in {**raw, **nested}:
-            raise DrafterError("drafter config: DFlash 2 checkpoints (conv_kernel_size) are not supported, only DFlash")
-
-        def value(name: str, default: Any = None) -> Any:
-            return nested.get(name, raw.get(name, default))
-
         try:
-            return cls._from_values(raw, value)
+            values = {**raw, **(raw.get("dflash_config") or {})}
+            if "attention_conv" in raw or "conv_kernel_size" in values:
+                raise DrafterError("drafter config: DFlash 2 checkpoints (conv_kernel_size) are not supported, only DFlash")
+            return cls._from_values(raw, values)
         except (TypeError, ValueError, KeyError) as error:
             raise DrafterError(f"drafter config: a field is missing or no number ({type(error).__name__}: {error})") from error
 
     @classmethod
-    def _from_values(cls, raw: dict[str, Any], value: Callable[..., Any]) -> DFlashConfig:
-        """The configuration from fields that `value` looks up; raises DrafterError for impossible ones."""
+    def _from_values(cls, raw: dict[str, Any], values: dict[str, Any]) -> DFlashConfig:
+        """The configuration from `raw` and, over it, its "dflash_config"; raises DrafterError for impossible fields."""
         layers = int(raw["num_hidden_layers"])
-        ids = value("target_layer_ids")
+        ids = values.get("target_layer_ids")
         if ids is None:
             ids = spread_layers(_required(raw, "num_target_layers"), layers)
         types = raw.get("layer_types") or ["full_attention"] * layers
         causal = raw.get("is_causal")
-        block_size = int(value("block_size", 16))
+        block_size = int(values.get("block_size", 16))
         if block_size < 2 or layers < 1 or len(types) != layers or not ids or min(map(int, ids)) < 0:
             raise DrafterError(f"drafter config: block_size {block_size} (at least 2), num_hidden_layers {layers} (at least 1) "
                                f"with {len(types)} layer_types, target_layer_ids {list(ids)} (at least one, none negative)")
         return cls(
             block_size=block_size,
-            mask_token_id=int(_required({"mask_token_id": value("mask_token_id")}, "mask_token_id")),
+            mask_token_id=int(_required(values, "mask_token_id")),
             target_layer_ids=tuple(int(i) for i in ids),
             is_causal=tuple((t == "sliding_attention") if causal is None else bool(causal) for t in types),
             sliding_windows=tuple(int(raw["sliding_window"]) if t == "sliding_attention" else None for t in types),
-            output_multiplier=float(value("output_multiplier", 1.0)),
-            logit_softcap=float(value("final_logit_softcapping") or 0.0) or None,
-            embedding_scale=float(value("input_embedding_scale", 1.0)),
+            output_multiplier=float(values.get("output_multiplier", 1.0)),
+            logit_softcap=float(values.get("final_logit_softcapping") or 0.0) or None,
+            embedding_scale=float(values.get("input_embedding_scale", 1.0)),
             raw=dict(raw),
         )
 

@@ -45,9 +45,7 @@ def tree_from_parents(
     """
     ids, up = host_array(token_ids, np.int64), host_array(parents, np.int32)
     t = up.size
-    if up.shape != (t,):
-        raise AdapterError(f"parents must be (t,), got {up.shape}")
-    if ids.shape != (t,) or t == 0:
+    if up.shape != (t,) or ids.shape != (t,) or t == 0:
         raise AdapterError(f"token_ids and parents must be (t,) with t at least 1, got {ids.shape} and {up.shape}")
     bad = np.flatnonzero((up < 0) | (up >= np.arange(t)))
     if up[0] != -1 or bad.tolist() != [0]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -50,7 +51,7 @@ def replay(
         result = replay_trace(
             trace, cost, asked, max_nodes, calibration, price, scale, scorer=scorer, scoring_seconds=scoring
         )
-    result.notes.extend(plan_notes(plan, trace.identity, cost))
+    result = replace(result, notes=[*result.notes, *plan_notes(plan, trace.identity, cost)])
     document, drawn = result.to_dict(), {}
     if not as_json:
         print_replay(result)
@@ -62,7 +63,8 @@ def replay(
         document["figures"] = drawn
     if as_json:
         emit_json(document)
-    for figure in drawn.values() if not as_json else ():
+        return
+    for figure in drawn.values():
         click.echo(f"figure: {figure['path']}")
 
 

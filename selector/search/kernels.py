@@ -160,6 +160,17 @@ def _none_larger_wins(minorant, peak, n, total, reach, weight, target):
 
 
 @_compiled
+def _unlisted_wins(rule, minorant, cost, peak, n, total, unlisted, price, weight, target, best):
+    """Whether candidates of reach up to `unlisted`, had they been listed, could have gone on where the search ended."""
+    if unlisted <= 0.0:
+        return False
+    if rule == FIRST_DESCENT:
+        return tree_value(rule, total + unlisted, cost[n + 1], price) > best
+    certified, peak = _none_larger_wins(minorant, peak, n, total, unlisted, weight, target)
+    return not certified
+
+
+@_compiled
 def _search(edges, token_ids, rule, cost, price, base, depths, tokens, parents, reaches):
     """`best_first` by a heap, for any rule and edges (depth, P, K)."""
     (num_depths, num_parents, top_k), max_nodes = edges.shape, reaches.shape[0]
@@ -195,7 +206,6 @@ def _search(edges, token_ids, rule, cost, price, base, depths, tokens, parents, 
                 break
         elif rule == FIRST_DESCENT and not tree_value(rule, total + reach, cost[n + 1], price) > best:
             end = END_DESCENT
-            truncated = truncated or tree_value(rule, total + unlisted, cost[n + 1], price) > best
             break
         parent, rank = node >> 32, node & _RANK_MASK
         row, depth = slots[parent, ROW], slots[parent, DEPTH]
@@ -218,13 +228,11 @@ def _search(edges, token_ids, rule, cost, price, base, depths, tokens, parents, 
         if value > best:
             best, chosen = value, n
             weight, target = (best, 0.0) if rule == EXACT else (price, best)
-    if end == END_EXHAUSTED and unlisted > 0 and n < max_nodes:
-        if by_value:
-            certified, peak = _none_larger_wins(minorant, peak, n, total, unlisted, weight, target)
-            truncated = truncated or not certified
-        elif rule == FIRST_DESCENT:
-            truncated = truncated or tree_value(rule, total + unlisted, cost[n + 1], price) > best
-    return n, n if rule == BUDGET else chosen, end, truncated
+    if rule == BUDGET:
+        return n, n, end, truncated
+    if (end == END_EXHAUSTED or end == END_DESCENT) and n < max_nodes and not truncated:
+        truncated = _unlisted_wins(rule, minorant, cost, peak, n, total, unlisted, price, weight, target, best)
+    return n, chosen, end, truncated
 
 
 @_inlined
