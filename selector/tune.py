@@ -31,6 +31,7 @@ __all__ = ["CANDIDATES", "TRAINING_SECONDS", "candidates", "split_halves", "tune
 
 MIN_TEXTS, MIN_SCORER_TEXTS = 4, 8  # a scorer is trained on each half
 PLAN_FIELDS = ("target", "drafter", "block_size", "dtype", "target_sha256", "drafter_sha256", "prompts_sha256")
+FLAT = "the cost curve is flat, so it cannot size a tree: policies by cost take as many nodes as the draft is deep"
 FALLBACK = {
     "pause": "plain steps while drafting yields less than they do, probed again with back-off",
     "out_of_range": "the price of the nearest range of contexts, counted and said once",
@@ -72,11 +73,7 @@ def tune(
     Raises TuneError for fewer than 4 texts with two generated tokens or for overlap, TraceMismatch if trace and profile
     differ in block size.
     """
-    generated = trace.with_rounds()
-    usable = generated.without_repeats()
-    notes = _refuse_unfit(trace, usable, cost, allow_overlap)
-    repeated = len(generated.texts) - len(usable.texts)
-    notes += [f"{repeated} texts were left out: they repeat the prompts of others"] if repeated else []
+    usable, notes = _usable_texts(trace, cost, allow_overlap)
     train, note = _trainer(scorer, embedding, scorer_settings, trainer, len(usable.texts), keep)
     notes += [note] if note else []
     size = largest_replayable(cost, max_nodes)
@@ -90,8 +87,6 @@ def tune(
         "num_tokens": winner.num_tokens,
     }
     plan, flat = _fit_plan(usable, cost, size, winner, train, training_seconds / 2)
-    if flat:
-        reason += "; the cost curve is flat, so it cannot size a tree: policies by cost take as many nodes as the draft is deep"
     return replace(
         plan,
         top_k=max(trace.top_k, 1),
@@ -100,13 +95,15 @@ def tune(
         rows=[record(row, judgement.rows, weights) for row in judgement.rows],
         identity=plan_identity(usable, cost),
         provenance=getattr(cost, "provenance", "measured"),
-        reason=reason,
+        reason=f"{reason}; {FLAT}" if flat else reason,
         notes=notes + plan.notes,
     )
 
 
-def _refuse_unfit(trace: Trace, usable: Trace, cost: Any, allow_overlap: bool) -> list[str]:
-    """Raise for a trace that cannot be tuned on; returns notes on what is not known of it."""
+def _usable_texts(trace: Trace, cost: Any, allow_overlap: bool) -> tuple[Trace, list[str]]:
+    """The texts to tune on, and notes on the trace; raises for one that cannot be tuned on."""
+    generated = trace.with_rounds()
+    usable = generated.without_repeats()
     if len(usable.texts) < MIN_TEXTS:
         raise TuneError(
             f"tuning needs at least {MIN_TEXTS} texts of two generated tokens or more, of as many prompts; the trace has "
@@ -116,6 +113,13 @@ def _refuse_unfit(trace: Trace, usable: Trace, cost: Any, allow_overlap: bool) -
     differing = what_if(trace.identity, cost)
     if "block_size" in differing:
         raise TraceMismatch("block_size", differing["block_size"][1], differing["block_size"][0])
+    notes = _on_overlap(trace, allow_overlap)
+    repeated = len(generated.texts) - len(usable.texts)
+    return usable, notes + ([f"{repeated} texts were left out: they repeat the prompts of others"] if repeated else [])
+
+
+def _on_overlap(trace: Trace, allow_overlap: bool) -> list[str]:
+    """Raise where the drafter was trained on prompts of the trace, unless allowed; a note on that, or where it is not known."""
     saw = trace.identity.get("drafter_saw")
     if saw is None:
         return ["the trace does not say whether the drafter was trained on its prompts; if so, gains are promised too high"]

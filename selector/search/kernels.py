@@ -228,11 +228,9 @@ def _search(edges, token_ids, rule, cost, price, base, depths, tokens, parents, 
         if value > best:
             best, chosen = value, n
             weight, target = (best, 0.0) if rule == EXACT else (price, best)
-    if rule == BUDGET:
-        return n, n, end, truncated
-    if (end == END_EXHAUSTED or end == END_DESCENT) and n < max_nodes and not truncated:
+    if rule != BUDGET and not truncated and n < max_nodes and (end == END_EXHAUSTED or end == END_DESCENT):
         truncated = _unlisted_wins(rule, minorant, cost, peak, n, total, unlisted, price, weight, target, best)
-    return n, chosen, end, truncated
+    return n, n if rule == BUDGET else chosen, end, truncated
 
 
 @_inlined
